@@ -1,0 +1,87 @@
+"""Messages between the trainer and its rollout worker. All are picklable; each names its direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class WeightsPushed:
+    """trainer -> worker: the servers now generate with this version, under this model name."""
+
+    version: int
+    model_name: str
+
+
+@dataclass
+class GroupConsumed:
+    """trainer -> worker: all samples of a group were trained on, or dropped as stale; its admission slot is free."""
+
+    group_id: str
+    samples: int
+
+
+@dataclass
+class ServersReady:
+    """trainer -> worker: after a server restart the current weights are back on it; generation may go on."""
+
+
+@dataclass
+class EvaluationRequested:
+    """trainer -> worker: evaluate at this step, on the evaluation rows, without touching training order."""
+
+    step: int
+
+
+@dataclass
+class Stop:
+    """trainer -> worker: finish up and exit."""
+
+
+@dataclass
+class WorkerMetrics:
+    """worker -> trainer: values for the metric table; pairs are (numerator, denominator)."""
+
+    values: dict[str, list[float | tuple[float, float]]]
+
+
+@dataclass
+class GroupDropped:
+    """worker -> trainer: a prompt that will give no sample this epoch but counts towards it."""
+
+    row_index: int
+    epoch: int
+    reason: Literal["zero_variance", "unscorable", "filtered", "failed", "too_long", "stale"]
+
+
+@dataclass
+class WorkerEvent:
+    """worker -> trainer: goes to the spool as an event."""
+
+    level: Literal["info", "warning", "error"]
+    name: str
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ServerLost:
+    """worker -> trainer: the server at this URL stopped answering; dispatch is on hold."""
+
+    url: str
+
+
+@dataclass
+class ServerBack:
+    """worker -> trainer: it answers again, with fresh weights; push the current ones, then send ServersReady."""
+
+    url: str
+
+
+@dataclass
+class WorkerFailed:
+    """worker -> trainer: the worker gives up; `text` is one sentence, `traceback` the details."""
+
+    text: str
+    traceback: str
