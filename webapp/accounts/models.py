@@ -1,0 +1,62 @@
+"""People and their API tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+from django.utils import timezone
+
+
+class User(AbstractUser):
+    """An account. `must_change_password` is set on the first account, whose password was printed in a terminal."""
+
+    must_change_password = models.BooleanField(default=False)
+
+
+class ApiToken(models.Model):
+    """A bearer token. Only its SHA-256 is stored; the text is shown once, when it is made."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
+    name = models.CharField(max_length=80)
+    prefix = models.CharField(max_length=12)
+    sha256 = models.CharField(max_length=64, unique=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    last_used_at = models.DateTimeField(null=True)
+    expires_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-created_at",)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}...)"
+
+    @classmethod
+    def create(cls, user: User, name: str, lifetime: timedelta | None = None) -> tuple[ApiToken, str]:
+        """A new token and its text, which can't be read again later."""
+        text = f"ob_{secrets.token_urlsafe(32)}"
+        expires_at = timezone.now() + lifetime if lifetime else None
+        token = cls.objects.create(user=user, name=name, prefix=text[:8], sha256=cls.digest(text), expires_at=expires_at)
+        return token, text
+
+    @classmethod
+    def authenticate(cls, text: str) -> ApiToken | None:
+        """The live token with this text, or None; remembers when it was last used, to the minute."""
+        token = cls.objects.select_related("user").filter(sha256=cls.digest(text)).first()
+        now = timezone.now()
+        if token is None or not token.user.is_active or (token.expires_at and token.expires_at <= now):
+            return None
+        if token.last_used_at is None or now - token.last_used_at > timedelta(minutes=1):
+            token.mark_used(now)
+        return token
+
+    @staticmethod
+    def digest(text: str) -> str:
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def mark_used(self, now: datetime) -> None:
+        self.last_used_at = now
+        self.save(update_fields=["last_used_at"])

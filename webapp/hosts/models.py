@@ -1,0 +1,83 @@
+"""Hosts, their devices, and who holds them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import models
+from django.utils import timezone
+
+ALIVE_FOR = timedelta(seconds=30)
+"""A host is shown as alive this long after its worker last reported."""
+
+
+class Host(models.Model):
+    """A machine that runs a Celery worker. Its queue is `host.<name>`."""
+
+    name = models.CharField(max_length=200, unique=True)
+    cpu_count = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+    last_seen_at = models.DateTimeField(null=True)
+    drained = models.BooleanField(default=False, help_text="No new run starts on a drained host.")
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def queue(self) -> str:
+        return f"host.{self.name}"
+
+    @property
+    def alive(self) -> bool:
+        return self.last_seen_at is not None and timezone.now() - self.last_seen_at < ALIVE_FOR
+
+
+class Device(models.Model):
+    """A GPU (by UUID, never by index), or the one CPU slot of a host without GPUs (`cpu:<host>`)."""
+
+    class Kind(models.TextChoices):
+        GPU = "gpu", "GPU"
+        CPU = "cpu", "CPU slot"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
+    uuid = models.CharField(max_length=200, unique=True)
+    kind = models.CharField(max_length=3, choices=Kind.choices)
+    index = models.PositiveIntegerField(default=0)
+    name = models.CharField(max_length=200)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+    present = models.BooleanField(default=True, help_text="Seen by the host's worker when it last looked.")
+
+    class Meta:
+        ordering = ("host", "kind", "index")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.uuid})"
+
+
+class Lease(models.Model):
+    """One attempt holds one device. The unique key is the lock: two attempts can't both insert it."""
+
+    class Purpose(models.TextChoices):
+        SERVER = "server", "vLLM server"
+        TRAINER = "trainer", "trainer"
+        BOTH = "both", "server and trainer"
+
+    device = models.OneToOneField(Device, on_delete=models.PROTECT, related_name="lease")
+    attempt = models.ForeignKey("runs.Attempt", on_delete=models.PROTECT, related_name="leases")
+    purpose = models.CharField(max_length=7, choices=Purpose.choices)
+    acquired_at = models.DateTimeField(auto_now_add=True)
+
+
+class PortLease(models.Model):
+    """A TCP port of a host, held by an attempt until it ends."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="ports")
+    port = models.PositiveIntegerField()
+    attempt = models.ForeignKey("runs.Attempt", on_delete=models.PROTECT, related_name="ports")
+    purpose = models.CharField(max_length=40)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=("host", "port"), name="one_holder_per_port")]

@@ -1,0 +1,144 @@
+"""Runs, their attempts and what happened to them. State changes live in lifecycle.py."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from django.conf import settings
+from django.db import models
+
+from trainer_core.spec import RunSpec
+
+
+class State(models.TextChoices):
+    DRAFT = "draft", "draft"
+    QUEUED = "queued", "queued"
+    STARTING = "starting", "starting"
+    RUNNING = "running", "running"
+    STOPPING = "stopping", "stopping"
+    COMPLETED = "completed", "completed"
+    FAILED = "failed", "failed"
+    STOPPED = "stopped", "stopped"
+    LOST = "lost", "lost"
+
+
+LIVE = (State.QUEUED, State.STARTING, State.RUNNING, State.STOPPING)
+"""States in which something runs, or is about to."""
+ACTIVE = (State.STARTING, State.RUNNING, State.STOPPING)
+"""States in which an attempt holds devices."""
+ENDED = (State.COMPLETED, State.FAILED, State.STOPPED, State.LOST)
+"""States from which a run may be resumed. LOST is left again when the supervisor is found alive."""
+
+
+class Desired(models.TextChoices):
+    """What a person wants; the supervisor polls it and acts."""
+
+    RUN = "run", "run"
+    STOP = "stop", "stop now"
+    STOP_AND_SAVE = "stop_and_save", "stop and save"
+
+
+class Run(models.Model):
+    """One training run. `spec` is a RunSpec as JSON; `summary` holds latest values for lists (reward, step, tok/s, ...)."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=120)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
+    parent = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="children")
+    spec = models.JSONField()
+    tags = models.JSONField(default=list)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.DRAFT)
+    desired = models.CharField(max_length=13, choices=Desired.choices, default=Desired.RUN)
+    reason = models.TextField(blank=True, help_text="One sentence: why it is in this state, or what it waits for.")
+    summary = models.JSONField(default=dict)
+    archived = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+    queued_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-created_at",)
+        indexes = [models.Index(fields=("state", "queued_at")), models.Index(fields=("archived", "-created_at"))]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id})"
+
+    def run_spec(self) -> RunSpec:
+        return RunSpec.model_validate(self.spec)
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder. Built from the id only, never from text a person typed."""
+        return settings.RUNS_DIR / str(self.id)
+
+    @property
+    def current_attempt(self) -> Attempt | None:
+        return self.attempts.order_by("-number").first()
+
+
+class Attempt(models.Model):
+    """One start of a run: first launch, or a resume. Points of the newest attempt win.
+
+    `supervisor_pid` and `supervisor_create_time` identify the process even if the pid is used again. `spool_offset` and
+    `rollouts_offset` say how many bytes of the attempt's files are in the database: they move in the same transaction
+    as the rows, so nothing is shipped twice or lost.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    host = models.ForeignKey("hosts.Host", null=True, on_delete=models.PROTECT, related_name="attempts")
+    resumed_from = models.ForeignKey(
+        "checkpoints.Checkpoint", null=True, on_delete=models.SET_NULL, related_name="resumed_attempts"
+    )
+    state = models.CharField(max_length=10, choices=State.choices, default=State.QUEUED)
+    supervisor_pid = models.PositiveIntegerField(null=True)
+    supervisor_create_time = models.FloatField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    server_restarts = models.PositiveIntegerField(default=0)
+    exit_code = models.IntegerField(null=True, help_text="The trainer's; negative is a signal.")
+    spool_offset = models.PositiveBigIntegerField(default=0)
+    rollouts_offset = models.PositiveBigIntegerField(default=0)
+    created_at = models.DateTimeField(auto_now_add=True)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("run", "number")
+        constraints = [models.UniqueConstraint(fields=("run", "number"), name="attempt_numbers_are_unique")]
+
+    def __str__(self) -> str:
+        return f"{self.run.name} attempt {self.number}"
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder / "attempts" / str(self.number)
+
+
+class Event(models.Model):
+    """Something that happened to a run: a state change, a checkpoint, a lost server, a reward error."""
+
+    class Level(models.TextChoices):
+        INFO = "info", "info"
+        WARNING = "warning", "warning"
+        ERROR = "error", "error"
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
+    attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE, related_name="events")
+    actor = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField()
+    step = models.BigIntegerField(null=True)
+    level = models.CharField(max_length=7, choices=Level.choices, default=Level.INFO)
+    name = models.CharField(max_length=80)
+    text = models.TextField()
+    data = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ("id",)
+        indexes = [models.Index(fields=("run", "id"))]

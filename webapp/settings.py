@@ -1,0 +1,160 @@
+"""Settings: defaults for one machine; every host-specific thing is an environment variable.
+
+OFFBEAT_HOME          folder of everything that is not code (default: var/ in the clone)
+DATABASE_URL          postgresql://user:password@host/name   (default: SQLite in OFFBEAT_HOME)
+CELERY_BROKER_URL     redis://... (default: the Valkey that `make run` starts, on a unix socket in OFFBEAT_HOME)
+OFFBEAT_ALLOWED_HOSTS host names, separated by commas (default: this machine only)
+OFFBEAT_HTTPS         1 when served behind TLS: cookies are then marked secure
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+HOME = Path(os.environ.get("OFFBEAT_HOME", BASE_DIR / "var")).resolve()
+RUNS_DIR = HOME / "runs"
+MODELS_DIR = HOME / "models"
+
+
+def _secret_key() -> str:
+    path = HOME / "secret_key"
+    if not path.exists():
+        HOME.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"secret_key.{os.getpid()}")
+        temporary.touch(mode=0o600)
+        temporary.write_text(secrets.token_urlsafe(50))
+        try:
+            os.link(temporary, path)  # whoever comes first wins; the others read its key
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    return path.read_text()
+
+
+def _database(url: str | None) -> dict[str, Any]:
+    if not url:
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": HOME / "db.sqlite3",
+            "OPTIONS": {
+                "timeout": 20,
+                "transaction_mode": "IMMEDIATE",
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-65536;",
+            },
+        }
+    parts = urlsplit(url)
+    if parts.scheme not in ("postgres", "postgresql"):
+        raise ValueError(f"DATABASE_URL starts with {parts.scheme!r}; postgresql:// is supported, or leave it unset")
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.path.lstrip("/"),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": parts.hostname or "",
+        "PORT": str(parts.port or ""),
+        "CONN_HEALTH_CHECKS": True,
+    }
+
+
+SECRET_KEY = _secret_key()
+DEBUG = False
+ALLOWED_HOSTS = [
+    *(host for host in os.environ.get("OFFBEAT_ALLOWED_HOSTS", "").split(",") if host), "localhost", "127.0.0.1", "[::1]",
+]  # fmt: skip
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "webapp.accounts",
+    "webapp.hosts",
+    "webapp.runs",
+    "webapp.rewards",
+    "webapp.metrics",
+    "webapp.rollouts",
+    "webapp.checkpoints",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "webapp.middleware.ContentSecurityPolicy",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "webapp.urls"
+ASGI_APPLICATION = "webapp.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": False,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+            "builtins": ["webapp.templatetags.offbeat"],
+            "libraries": {"offbeat": "webapp.templatetags.offbeat"},
+        },
+    }
+]
+
+DATABASES = {"default": _database(os.environ.get("DATABASE_URL"))}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_USER_MODEL = "accounts.User"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "runs:list"
+LOGOUT_REDIRECT_URL = "login"
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_I18N = False
+USE_TZ = True
+
+STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STATIC_ROOT = HOME / "static"
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+}
+
+_HTTPS = os.environ.get("OFFBEAT_HTTPS") == "1"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _HTTPS
+SESSION_COOKIE_SAMESITE = "Lax"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+
+BROKER_SOCKET = HOME / "valkey" / "valkey.sock"
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or f"redis+socket://{BROKER_SOCKET}"
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": "INFO"},
+}

@@ -1,0 +1,5 @@
+"""Template filters used across pages."""
+
+from django import template
+
+register = template.Library()

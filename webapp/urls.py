@@ -1,0 +1,5 @@
+"""Where each subject's pages are."""
+
+from django.urls import URLPattern, URLResolver
+
+urlpatterns: list[URLPattern | URLResolver] = []
