@@ -1,0 +1,55 @@
+"""Fixtures shared by all tests. Numerical libraries get one thread: the vLLM server under test needs the other core."""
+
+from __future__ import annotations
+
+import os
+
+for _variable, _value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}.items():
+    os.environ.setdefault(_variable, _value)
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.vllm_server import RunningServer
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under `-n N --dist loadgroup` all server tests share one worker, so that one server runs at a time.
+
+    Tests marked gpu are skipped where there is none.
+    """
+    for item in items:
+        if item.get_closest_marker("server"):
+            item.add_marker(pytest.mark.xdist_group("server"))
+    if gpu_items := [item for item in items if item.get_closest_marker("gpu")]:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in gpu_items:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """Folder of a tiny Qwen3 with tokenizer and chat template."""
+    from tests.tiny_model import tiny_qwen3
+
+    return tiny_qwen3()
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The real server with the tiny model in float32, without LoRA. Starts in some 20 s; mark its users `server`.
+
+    Tests share it: one that pushes weights pushes the original ones back.
+    """
+    from tests.vllm_server import running_server, tiny_spec
+
+    log = tmp_path_factory.mktemp("tiny-server") / "server.log"
+    with running_server(tiny_spec(), tiny_model, log) as server:
+        yield server

@@ -1,0 +1,114 @@
+"""A real vLLM server for tests: started as a run starts it, and gone without a trace afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from trainer_core.spec import RunSpec
+from workers.serving import Command, serve_command
+
+STARTUP_DEADLINE_S = 180.0
+
+
+@dataclass
+class RunningServer:
+    """`pid` is that of the API server and of the process group; `log` holds stdout and stderr."""
+
+    url: str
+    port: int
+    model_path: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL the whole group at once, as a crash of the machine would, and remove the shared memory it leaks."""
+        leaked = _shared_memory(self.pid)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait(timeout=30)
+        for path in leaked:
+            path.unlink(missing_ok=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def tiny_spec(**sections: dict[str, object]) -> RunSpec:
+    """A RunSpec small enough for the tiny models on a CPU; `sections` overrides fields, e.g. `lora={"enabled": True}`."""
+    fields: dict[str, dict[str, object]] = {
+        "server": {"max_model_len": 512, "dtype": "float32", "kv_cache_gib": 0.0625, "max_num_seqs": 16},
+        "rollout": {"max_completion_length": 64},
+        "lora": {"enabled": False},
+    }
+    for name, values in sections.items():
+        fields[name] = {**fields.get(name, {}), **values}
+    return RunSpec.model_validate(fields)
+
+
+def launch(command: Command, log: Path) -> subprocess.Popen[bytes]:
+    """Start a command in its own session, its output appended to `log`."""
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.env},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_until_ready(server: RunningServer, deadline_s: float = STARTUP_DEADLINE_S) -> None:
+    """Return once /health answers 200. Raises RuntimeError, with the end of the log, when it cannot any more."""
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            tail = server.log.read_text(errors="replace")[-3000:]
+            raise RuntimeError(f"the test server ended with code {server.process.returncode}:\n{tail}")
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.25)
+    tail = server.log.read_text(errors="replace")[-3000:]
+    raise RuntimeError(f"the test server did not answer /health within {deadline_s:.0f} s:\n{tail}")
+
+
+@contextmanager
+def running_server(spec: RunSpec, model_path: Path, log: Path, port: int | None = None) -> Iterator[RunningServer]:
+    """A server of this run on the CPU, killed with everything it started when the block ends."""
+    port = port or free_port()
+    command = serve_command(spec, model_path=str(model_path), port=port, device="cpu")
+    server = RunningServer(f"http://127.0.0.1:{port}", port, model_path, log, launch(command, log))
+    try:
+        wait_until_ready(server)
+        yield server
+    finally:
+        server.kill()
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """Blocks under /dev/shm that processes of this group have mapped: a killed server cannot remove them itself."""
+    blocks = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == group:
+                blocks |= {Path(region.path) for region in process.memory_maps() if region.path.startswith("/dev/shm/")}
+    return blocks

@@ -1,0 +1,35 @@
+"""One gloo process group of its own, beside torch's default group and without touching it. Used by both ends of a push."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+import torch.distributed as dist
+
+
+class GlooGroup:
+    """Rank 0 (the trainer) and the workers of one or several servers; rank 0 broadcasts."""
+
+    def __init__(self, store: dist.TCPStore, rank: int, world_size: int, timeout: datetime.timedelta) -> None:
+        self._store = store  # the group reads from it as long as it lives
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, timeout)
+
+    @classmethod
+    def join(cls, host: str, port: int, *, rank: int, world_size: int, timeout: datetime.timedelta) -> GlooGroup:
+        """Join a group whose store rank 0 holds at host:port. Blocks until all ranks are there.
+
+        Raises RuntimeError (torch.distributed.DistError) when they are not within the timeout.
+        """
+        store = dist.TCPStore(host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False)
+        return cls(store, rank, world_size, timeout)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send (rank 0) or overwrite (other ranks) a contiguous CPU tensor.
+
+        Raises RuntimeError when a peer is gone or the timeout has passed; the group is then of no more use.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()
