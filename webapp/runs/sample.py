@@ -1,0 +1,36 @@
+"""The sample run: small enough for two CPU cores, real enough to show a steep, honest curve."""
+
+from __future__ import annotations
+
+from trainer_core.spec import RunSpec
+
+
+def sample_spec() -> RunSpec:
+    """SmolLM2-135M learns to multiply one-digit numbers, with a LoRA adapter."""
+    return RunSpec.model_validate(
+        {
+            "name": "sample: one-digit products",
+            "tags": ["sample"],
+            "notes": "SmolLM2-135M learns one-digit multiplication; the reward looks at the last number of its reply.",
+            "model": {"path": "smollm2-135m-instruct", "dtype": "float32"},
+            "data": {
+                "source": "reasoning_gym:products",
+                "size": 500,
+                "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            },
+            "rewards": [{"name": "last_number_match"}],
+            "rollout": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.0},
+            "training": {
+                "max_steps": 40,
+                "learning_rate": 2e-4,
+                "per_device_train_batch_size": 8,
+                "gradient_accumulation_steps": 8,
+                "adam_beta2": 0.99,
+                "bf16": False,
+                "gradient_checkpointing": False,
+            },
+            "lora": {"enabled": True, "r": 16, "alpha": 32},
+            "server": {"max_model_len": 256, "dtype": "float32"},
+            "checkpoints": {"save_steps": 20},
+        }
+    )
