@@ -1,6 +1,7 @@
 """Settings: defaults for one machine; every host-specific thing is an environment variable.
 
 OFFBEAT_HOME          folder of everything that is not code (default: var/ in the clone)
+OFFBEAT_MODELS        folder of the models that ship with Offbeat (default: OFFBEAT_HOME/models)
 DATABASE_URL          postgresql://user:password@host/name   (default: SQLite in OFFBEAT_HOME)
 CELERY_BROKER_URL     redis://... (default: the Valkey that `make run` starts, on a unix socket in OFFBEAT_HOME)
 OFFBEAT_ALLOWED_HOSTS host names, separated by commas (default: this machine only)
@@ -9,8 +10,10 @@ OFFBEAT_HTTPS         1 when served behind TLS: cookies are then marked secure
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 BASE_DIR = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("OFFBEAT_HOME", BASE_DIR / "var")).resolve()
 RUNS_DIR = HOME / "runs"
-MODELS_DIR = HOME / "models"
+MODELS_DIR = Path(os.environ.get("OFFBEAT_MODELS", HOME / "models")).resolve()
 
 
 def _secret_key() -> str:
@@ -148,7 +151,18 @@ SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
-BROKER_SOCKET = HOME / "valkey" / "valkey.sock"
+
+
+def _broker_socket() -> Path:
+    """A unix socket's path may hold some 100 bytes, so a long OFFBEAT_HOME gets a short path of its own."""
+    path = HOME / "valkey" / "valkey.sock"
+    if len(os.fsencode(path)) < 100:
+        return path
+    name = hashlib.sha256(os.fsencode(HOME)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"offbeat-{os.getuid()}-{name}" / "valkey.sock"
+
+
+BROKER_SOCKET = _broker_socket()
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or f"redis+socket://{BROKER_SOCKET}"
 
 LOGGING = {
