@@ -34,7 +34,9 @@ INPUTS = ["requirements.txt", "requirements-cpu.txt", "pyproject.toml", "scripts
 
 def main() -> None:
     if sys.version_info < (3, 11):
-        fail(f"Python {platform.python_version()} runs this, but Offbeat needs 3.11 or newer: make PYTHON=python3.12 ...")
+        fail(
+            f"Python {platform.python_version()} runs this, but Offbeat needs 3.11 or newer: make PYTHON=python3.12 ..."
+        )
     gpu = has_gpu()
     stamp = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in INPUTS) + bytes([gpu])).hexdigest()
     if not (STAMP.exists() and STAMP.read_text() == stamp):
@@ -107,7 +109,14 @@ def step(title: str, command: list[str], *, log: bool = True, env: dict[str, str
     ticker.start()
     start = time.monotonic()
     result = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False, env=env
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        env=env,
     )
     done.set()
     ticker.join()

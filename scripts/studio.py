@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import os
 import signal
 import socket
@@ -144,6 +145,7 @@ def stop_with(sentence: str) -> None:
 class Studio:
     def __init__(self, sample: bool) -> None:
         self.sample = sample
+        self.owns_home = False
         self.bind = os.environ.get("OFFBEAT_BIND", "127.0.0.1")
         self.port = self._port()
         self.host_name = os.environ.get("OFFBEAT_HOST") or socket.gethostname()
@@ -159,7 +161,9 @@ class Studio:
         celery = [python, "-m", "celery", "-A", "workers.tasks"]
         queues = f"celery,host.{self.host_name}"
         schedule = str(settings.HOME / "beat-schedule")
-        self.worker = Process("worker", [*celery, "worker", "--pool", "threads", "-c", "4", "-Q", queues, "-l", "warning"])
+        self.worker = Process(
+            "worker", [*celery, "worker", "--pool", "threads", "-c", "4", "-Q", queues, "-l", "warning"]
+        )
         self.beat = Process("beat", [*celery, "beat", "-s", schedule, "--pidfile", "", "-l", "warning"])
         self.processes = [*([self.broker] if self.own_broker else []), self.web, self.worker, self.beat]
 
@@ -169,7 +173,8 @@ class Studio:
         settings.BROKER_SOCKET.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         start = time.monotonic()
         say("studio", f"Everything that is not code is in {settings.HOME}")
-        self._refuse_second_studio()
+        self._claim_home()
+        self._check_port()
         self._manage("migrate", "--verbosity", "0", what="database ready")
         if self.bind not in ("127.0.0.1", "localhost", "::1"):
             self._manage("check_exposed", what=f"safe to listen on {self.bind}")
@@ -228,11 +233,14 @@ class Studio:
 
     def _sweep(self) -> None:
         """Kill whatever still carries this studio's home in its environment."""
-        rest = self._ours()
-        for process in rest:
+        self._kill(self._ours())
+
+    @staticmethod
+    def _kill(processes: list[psutil.Process]) -> None:
+        for process in processes:
             say("studio", f"killing what is left: {process.pid} {_command(process)[:80]}")
             _signal(process, signal.SIGKILL)
-        psutil.wait_procs(rest, timeout=5)
+        psutil.wait_procs(processes, timeout=5)
 
     def _ours(self) -> list[psutil.Process]:
         mine = []
@@ -244,7 +252,22 @@ class Studio:
                 continue
         return mine
 
-    def _refuse_second_studio(self) -> None:
+    def _claim_home(self) -> None:
+        """One studio per home: the lock goes with the process, however it ends. From here on, what carries the mark is ours."""
+        self._lock = open(settings.HOME / "studio.lock", "w")  # noqa: SIM115  held until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stop_with(
+                f"A studio already runs on {settings.HOME}; stop it first, or set OFFBEAT_HOME to another folder."
+            )
+        os.environ["OFFBEAT_STUDIO"] = str(settings.HOME)
+        os.environ["OFFBEAT_HOME"] = str(settings.HOME)
+        self.owns_home = True
+        # A studio that was killed leaves its runs going, and they go on; of its other processes none may stay.
+        self._kill([process for process in self._ours() if not _belongs_to_run(process)])
+
+    def _check_port(self) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -254,8 +277,6 @@ class Studio:
                     f"Port {self.port} on {self.bind} can't be used ({error.strerror}). Is a studio running already? "
                     "Choose another with OFFBEAT_PORT=8001 make run"
                 )
-        os.environ["OFFBEAT_STUDIO"] = str(settings.HOME)
-        os.environ["OFFBEAT_HOME"] = str(settings.HOME)
 
     def _manage(self, *arguments: str, what: str | None) -> str:
         start = time.monotonic()
@@ -308,6 +329,13 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+def _belongs_to_run(process: psutil.Process) -> bool:
+    try:
+        return "workers.supervisor" in _command(process) or "OFFBEAT_ATTEMPT" in process.environ()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
+
+
 def _signal(process: psutil.Process, number: int) -> None:
     try:
         process.send_signal(number)
@@ -332,7 +360,7 @@ def main() -> int:
         studio.run()
     except Stopping as stopping:
         code = stopping.code
-    if studio is not None:
+    if studio is not None and studio.owns_home:
         try:
             studio.stop()
         except Stopping:

@@ -152,7 +152,6 @@ SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
 
-
 def _broker_socket() -> Path:
     """A unix socket's path may hold some 100 bytes, so a long OFFBEAT_HOME gets a short path of its own."""
     path = HOME / "valkey" / "valkey.sock"
