@@ -47,9 +47,7 @@ class DataSpec(Section):
         description="'reasoning_gym:<task>', a hub dataset id, or a .jsonl, .csv or .parquet file on the training host.",
     )
     split: str = Field("train", title="Split", description="Split of a hub dataset.", json_schema_extra=ADVANCED)
-    size: int = Field(
-        1000, ge=1, title="Generated rows", description="How many rows a reasoning-gym generator makes."
-    )
+    size: int = Field(1000, ge=1, title="Generated rows", description="How many rows a reasoning-gym generator makes.")
     seed: int = Field(42, title="Data seed", description="Seed of the generator and of the shuffle.")
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -82,7 +80,11 @@ class RolloutSpec(Section):
     """How completions are sampled, and how far generation may run ahead of training."""
 
     num_generations: int = Field(
-        8, ge=2, le=512, title="Rollouts per prompt", description="Size of a group, which shares one advantage baseline."
+        8,
+        ge=2,
+        le=512,
+        title="Rollouts per prompt",
+        description="Size of a group, which shares one advantage baseline.",
     )
     max_completion_length: int = Field(
         2048, ge=1, title="Max completion tokens", description="Tokens generated in a whole rollout, over all turns."
@@ -213,7 +215,9 @@ class ResourceSpec(Section):
     """Devices of the run. On a host without a GPU one CPU slot is taken instead."""
 
     rollout_gpus: int = Field(1, ge=1, le=64, title="Rollout GPUs", description="GPUs of the vLLM server.")
-    trainer_gpus: int = Field(1, ge=1, le=64, title="Trainer GPUs", description="GPUs of the trainer, one process each.")
+    trainer_gpus: int = Field(
+        1, ge=1, le=64, title="Trainer GPUs", description="GPUs of the trainer, one process each."
+    )
 
 
 class CheckpointSpec(Section):
@@ -287,9 +291,7 @@ class RunSpec(Section):
     def samples_per_step(self) -> int:
         """Samples of an optimizer step under a fixed batch; an estimate under a token budget."""
         training = self.training
-        return (
-            training.per_device_train_batch_size * training.gradient_accumulation_steps * self.resources.trainer_gpus
-        )
+        return training.per_device_train_batch_size * training.gradient_accumulation_steps * self.resources.trainer_gpus
 
     def to_yaml(self) -> str:
         """The spec as YAML; `from_yaml` gives back an equal spec."""
@@ -307,5 +309,7 @@ class RunSpec(Section):
         except yaml.YAMLError as error:
             raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(data, dict):
-            raise ValueError(f"found {type(data).__name__} at the top; a mapping of sections (model, data, ...) is expected")
+            raise ValueError(
+                f"found {type(data).__name__} at the top; a mapping of sections (model, data, ...) is expected"
+            )
         return cls.model_validate(data)

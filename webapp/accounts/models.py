@@ -39,7 +39,9 @@ class ApiToken(models.Model):
         """A new token and its text, which can't be read again later."""
         text = f"ob_{secrets.token_urlsafe(32)}"
         expires_at = timezone.now() + lifetime if lifetime else None
-        token = cls.objects.create(user=user, name=name, prefix=text[:8], sha256=cls.digest(text), expires_at=expires_at)
+        token = cls.objects.create(
+            user=user, name=name, prefix=text[:8], sha256=cls.digest(text), expires_at=expires_at
+        )
         return token, text
 
     @classmethod

@@ -76,7 +76,9 @@ def stop(run: Run, actor: User | None, *, save: bool) -> None:
     """Ask for an end. A queued run ends at once; a live one is told by its supervisor. Raises Refused when it is not live."""
     with transaction.atomic():
         attempt = run.current_attempt
-        if change_state(run, (State.QUEUED,), State.STOPPED, "Stopped before it started.", attempt=attempt, actor=actor):
+        if change_state(
+            run, (State.QUEUED,), State.STOPPED, "Stopped before it started.", attempt=attempt, actor=actor
+        ):
             return
         desired = Desired.STOP_AND_SAVE if save else Desired.STOP
         changed = Run.objects.filter(
@@ -95,7 +97,9 @@ def notify_queued() -> None:
     app.send_task("workers.claim_queued", ignore_result=True)
 
 
-def _enqueue(run: Run, old: Iterable[State], actor: User | None, *, resumed_from: Checkpoint | None, verb: str) -> Attempt:
+def _enqueue(
+    run: Run, old: Iterable[State], actor: User | None, *, resumed_from: Checkpoint | None, verb: str
+) -> Attempt:
     with transaction.atomic():
         who = f" by {actor.username}" if actor else ""
         where = f" from step {resumed_from.step}" if resumed_from else (" from the start" if verb == "resumed" else "")
