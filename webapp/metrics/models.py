@@ -35,6 +35,7 @@ class Series(models.Model):
         default=-1, help_text="Byte of the spool where the newest point's line begins."
     )
     blocks_written = models.PositiveIntegerField(default=0)
+    sealed_max_step = models.BigIntegerField(null=True, help_text="Largest step in the blocks.")
     tail = models.BinaryField(default=b"", help_text="Points not yet in a block, as store.POINT records.")
 
     class Meta:
@@ -48,8 +49,9 @@ class Series(models.Model):
 class Block(models.Model):
     """`store.BLOCK_POINTS` points of a series, in the order they were written, with what a zoomed-out chart needs of them.
 
-    `low`, `high` and `total` are over finite values, of which there are `finite`. `ordered` is set when steps grow strictly
-    and start after everything before: only then do these numbers stand for the points without a look at them.
+    `low`, `high` and `total` are over finite values, of which there are `finite`; bit k of `kinds` is set when a value has
+    PointKind k. `ordered` is set when steps grow strictly and start after everything in the blocks before: only then do these
+    numbers stand for the points without a look at them.
     """
 
     series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="blocks", db_index=False)
@@ -60,6 +62,7 @@ class Block(models.Model):
     last_offset = models.BigIntegerField()
     count = models.PositiveIntegerField()
     finite = models.PositiveIntegerField()
+    kinds = models.PositiveSmallIntegerField()
     low = models.FloatField(null=True)
     high = models.FloatField(null=True)
     total = models.FloatField(default=0.0)

@@ -1,0 +1,172 @@
+"""Reads a piece of a spool file (the format is in trainer_core/spool.py) into columns. Pure: no database."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from trainer_core.spool import VERSION
+
+MAX_NAME = 250
+MAX_LINE_BYTES = 16 * 2**20
+"""A line without an end that is longer than this is given up; a reader must offer pieces at least this large."""
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_LEVELS = ("info", "warning", "error")
+_INT64 = 2**63
+
+
+@dataclass
+class Column:
+    """Values of one metric, and for each the index of its line in `Parsed.steps`."""
+
+    lines: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Parsed:
+    """What a piece held. `consumed` bytes are done with; the rest is a line still being written.
+
+    `steps`, `times` and `offsets` have one entry for each metrics line, in order. `problems` are (byte, sentence).
+    """
+
+    consumed: int = 0
+    steps: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    columns: dict[str, Column] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    rollouts: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[tuple[int, str]] = field(default_factory=list)
+
+
+def parse(chunk: bytes, offset: int) -> Parsed:
+    """Read the whole lines of `chunk`, which begins at byte `offset` of its file.
+
+    Never raises on content: what can't be understood is listed under `problems` and skipped, so that one bad line can
+    neither stop nor hide the others. Each event carries its line's offset as `at`, for the order among points.
+    """
+    parsed = Parsed(consumed=chunk.rfind(b"\n") + 1)
+    if parsed.consumed == 0 and len(chunk) >= MAX_LINE_BYTES:
+        parsed.problems.append((offset, f"a line is longer than {MAX_LINE_BYTES} bytes"))
+        parsed.consumed = len(chunk)
+        return parsed
+    start = 0
+    while start < parsed.consumed:
+        stop = chunk.index(b"\n", start)
+        if line := chunk[start:stop].strip():
+            _read_line(line, offset + start, parsed)
+        start = stop + 1
+    return parsed
+
+
+def _read_line(line: bytes, at: int, parsed: Parsed) -> None:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        parsed.problems.append((at, f"not JSON: {error}"))
+        return
+    problem = _header_problem(record)
+    if problem:
+        parsed.problems.append((at, problem))
+    elif record["kind"] == "metrics":
+        _read_metrics(record, at, parsed)
+    elif record["kind"] == "event":
+        _read_event(record, at, parsed)
+    elif record["kind"] == "rollout":
+        _read_rollout(record, at, parsed)
+    else:
+        parsed.problems.append((at, f"kind is {record['kind']!r:.80}; metrics, event and rollout are known"))
+
+
+def _header_problem(record: Any) -> str | None:
+    if not isinstance(record, dict):
+        return f"found {type(record).__name__}; an object is expected"
+    if record.get("v") != VERSION:
+        return f"version is {record.get('v')!r:.80}; {VERSION} is understood"
+    step, time = record.get("step"), record.get("t")
+    if type(step) is not int or not -_INT64 <= step < _INT64:
+        return f"step is {step!r:.80}; a 64-bit integer is expected"
+    if type(time) not in (int, float) or not -1e11 < time < 1e11:  # type: ignore[operator]
+        return f"t is {time!r:.80}; Unix seconds are expected"
+    if not isinstance(record.get("kind"), str):
+        return f"kind is {record.get('kind')!r:.80}; a text is expected"
+    return None
+
+
+def _read_metrics(record: dict[str, Any], at: int, parsed: Parsed) -> None:
+    values = record.get("values")
+    if not isinstance(values, dict):
+        parsed.problems.append((at, f"values is {type(values).__name__}; an object of numbers is expected"))
+        return
+    line = len(parsed.steps)
+    parsed.steps.append(record["step"])
+    parsed.times.append(float(record["t"]))
+    parsed.offsets.append(at)
+    columns = parsed.columns
+    for name, value in values.items():
+        if type(value) is not float:
+            number = _number(value)
+            if number is None:
+                parsed.problems.append(
+                    (at, f"{name:.80} is {value!r:.80}; a number, 'nan', 'inf' or '-inf' is expected")
+                )
+                continue
+            value = number
+        column = columns.get(name)
+        if column is None:
+            if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+                parsed.problems.append(
+                    (at, f"{name!r:.80} is no metric name; up to {MAX_NAME} printable characters are allowed")
+                )
+                continue
+            column = columns[name] = Column()
+        column.lines.append(line)
+        column.values.append(value)
+
+
+def _number(value: Any) -> float | None:
+    if type(value) is int:
+        return float(value)  # JSON integers that orjson accepts fit a float
+    return _NOT_FINITE.get(value) if isinstance(value, str) else None
+
+
+def _read_event(record: dict[str, Any], at: int, parsed: Parsed) -> None:
+    name, text, data = record.get("name"), record.get("text"), record.get("data", {})
+    if not isinstance(name, str) or not 0 < len(name) <= 80 or not isinstance(text, str) or not isinstance(data, dict):
+        parsed.problems.append((at, "an event needs a name of up to 80 characters, a text, and an object as data"))
+        return
+    level = record.get("level")
+    if level not in _LEVELS:
+        parsed.problems.append((at, f"level is {level!r:.80}; {', '.join(_LEVELS)} are known"))
+        return
+    parsed.events.append({**without_nul(record), "data": without_nul(data), "at": at})
+
+
+def _read_rollout(record: dict[str, Any], at: int, parsed: Parsed) -> None:
+    rollout = record.get("rollout")
+    if not isinstance(rollout, dict):
+        parsed.problems.append((at, f"rollout is {type(rollout).__name__}; an object is expected"))
+        return
+    group_id, row_index = rollout.get("group_id"), rollout.get("row_index")
+    if not isinstance(group_id, str) or not 0 < len(group_id) <= 64 or type(row_index) is not int:
+        parsed.problems.append(
+            (at, "a rollout needs group_id, a text of up to 64 characters, and row_index, an integer")
+        )
+        return
+    parsed.rollouts.append({**record, "rollout": without_nul(rollout), "at": at})
+
+
+def without_nul(value: Any) -> Any:
+    """The same JSON value with NUL characters shown as U+FFFD: PostgreSQL stores none, and a model may well write one."""
+    if isinstance(value, str):
+        return value.replace("\0", "�") if "\0" in value else value
+    if isinstance(value, dict):
+        return {without_nul(key): without_nul(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_nul(item) for item in value]
+    return value

@@ -1,0 +1,254 @@
+"""Writes what a run reports into the database: points, latest values, events, checkpoints, the run's summary.
+
+`ship_spool` is the only way in. Reading is in reading.py; the layout of points, which both share, is `POINT`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from django.db import connection, transaction
+from django.utils import timezone
+
+from trainer_core.spool import encode_number
+from webapp.checkpoints.models import Checkpoint
+from webapp.metrics.lines import Column, Parsed, parse
+from webapp.metrics.models import Block, PointKind, Series
+from webapp.runs.models import Attempt, Event, Run
+
+POINT = np.dtype([("step", "<i8"), ("time", "<f8"), ("value", "<f8"), ("offset", "<i8")])
+"""A stored point. `offset` is the byte of the spool where its line begins: later lines win, and live charts go on from it."""
+
+BLOCK_POINTS = 256
+_IDS_A_QUERY = 500
+
+SUMMARY = {
+    "reward": "reward",
+    "tok_s": "perf/forwarded_tok_s_wall_clock",
+    "generated_tok_s": "rollout/generated_tok_s",
+    "staleness": "sample/staleness_mean",
+    "epoch": "epoch",
+}
+"""Keys of `Run.summary` and the metrics whose latest values they hold. Beside them: step, max_steps, time (Unix seconds)."""
+
+
+class WrongOffset(Exception):
+    """The chunk does not begin where the database ends; nothing was written. `expected` says where to go on."""
+
+    def __init__(self, found: int, expected: int) -> None:
+        super().__init__(f"The chunk begins at byte {found}, but {expected} bytes are stored; go on from there.")
+        self.expected = expected
+
+
+def ship_spool(attempt: Attempt, offset: int, chunk: bytes) -> int:
+    """Store the whole lines of `chunk`, which begins at byte `offset` of the attempt's spool.jsonl.
+
+    Returns the offset to go on from: a torn last line is left for the next call, which must offer it again, with more bytes.
+    Everything happens in one transaction that also moves `attempt.spool_offset`, so a call that is repeated or cut off
+    neither doubles nor loses a point. A line that can't be understood is skipped; one warning event says how many and why.
+    A line of more than `lines.MAX_LINE_BYTES` is given up, so pieces must be offered at least that large when a line is.
+
+    Raises WrongOffset, and writes nothing, when `offset` is not `attempt.spool_offset` of the database.
+    """
+    parsed = parse(chunk, offset)
+    for rollout in parsed.rollouts:
+        parsed.problems.append((rollout["at"], "a rollout line belongs in rollouts.jsonl"))
+    with transaction.atomic():
+        new_offset = advance(attempt, "spool_offset", offset, parsed.consumed)
+        last_reward = _write_points(attempt, parsed)
+        _write_summary(attempt, parsed)
+        write_events(attempt, parsed)
+        _write_checkpoints(attempt, parsed, last_reward)
+    attempt.spool_offset = new_offset
+    return new_offset
+
+
+def advance(attempt: Attempt, column: str, offset: int, consumed: int) -> int:
+    """Move an offset column of the attempt from `offset` by compare-and-swap. Raises WrongOffset. Call in a transaction."""
+    new_offset = offset + consumed
+    if not Attempt.objects.filter(pk=attempt.pk, **{column: offset}).update(**{column: new_offset}):
+        raise WrongOffset(offset, Attempt.objects.values_list(column, flat=True).get(pk=attempt.pk))
+    return new_offset
+
+
+def write_events(attempt: Attempt, parsed: Parsed) -> None:
+    """Store the events of a piece, and one warning for all lines that could not be understood."""
+    events = [
+        Event(
+            run_id=attempt.run_id, attempt=attempt, created_at=at_time(event["t"]), step=event["step"], level=event["level"],
+            name=event["name"], text=event["text"], data=event["data"],
+        )
+        for event in parsed.events
+    ]  # fmt: skip
+    if parsed.problems:
+        at, reason = parsed.problems[0]
+        count = len(parsed.problems)
+        what = "A line of the run's reports" if count == 1 else f"{count} lines or values of the run's reports"
+        events.append(
+            Event(
+                run_id=attempt.run_id, attempt=attempt, created_at=timezone.now(), level=Event.Level.WARNING,
+                name="spool_malformed", text=f"{what} can't be read and is left out: at byte {at}, {reason}."[:1000],
+                data={"at": at, "count": count},
+            )
+        )  # fmt: skip
+    Event.objects.bulk_create(events)
+
+
+def at_time(unix_seconds: float) -> datetime:
+    return datetime.fromtimestamp(unix_seconds, UTC)
+
+
+def kind_of(value: float) -> int:
+    """The PointKind of a number."""
+    if math.isfinite(value):
+        return PointKind.FINITE
+    if math.isnan(value):
+        return PointKind.NAN
+    return PointKind.POSITIVE_INFINITY if value > 0 else PointKind.NEGATIVE_INFINITY
+
+
+def _write_points(attempt: Attempt, parsed: Parsed) -> list[tuple[int, float]]:
+    """Append points to their series. Returns (offset, reward) of the rewards known, the one before this piece first."""
+    if not parsed.columns:
+        return _known_reward(attempt)
+    lines = np.zeros(len(parsed.steps), POINT)
+    lines["step"], lines["time"], lines["offset"] = parsed.steps, parsed.times, parsed.offsets
+    series_of = _series(attempt, list(parsed.columns))
+    rewards = _known_reward(attempt)
+    updates: list[tuple[Any, ...]] = []
+    blocks: list[Block] = []
+    for name, column in parsed.columns.items():
+        points = _points(lines, column)
+        if name == "reward":
+            rewards += [(int(point["offset"]), float(point["value"])) for point in points]
+        series = series_of[name]
+        blocks += _append(series, points)
+        updates.append((
+            series.points, series.first_step, series.last_step, series.last_time, series.last_value, series.last_kind,
+            series.last_offset, series.blocks_written, series.sealed_max_step, series.tail, series.pk,
+        ))  # fmt: skip
+    Block.objects.bulk_create(blocks, batch_size=_IDS_A_QUERY // 10)
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            f"UPDATE {Series._meta.db_table} SET points=%s, first_step=%s, last_step=%s, last_time=%s, last_value=%s, "
+            "last_kind=%s, last_offset=%s, blocks_written=%s, sealed_max_step=%s, tail=%s WHERE id=%s",
+            updates,
+        )
+    return rewards
+
+
+def _points(lines: np.ndarray, column: Column) -> np.ndarray:
+    points = lines[column.lines]
+    points["value"] = column.values
+    return points
+
+
+def _series(attempt: Attempt, names: Sequence[str]) -> dict[str, Series]:
+    """The attempt's series of these names; missing ones are made."""
+    found: dict[str, Series] = {}
+    for part in _parts(names):
+        found |= {series.name: series for series in Series.objects.filter(attempt=attempt, name__in=part)}
+    missing = [Series(run_id=attempt.run_id, attempt=attempt, name=name) for name in names if name not in found]
+    Series.objects.bulk_create(missing, batch_size=_IDS_A_QUERY // 10)
+    return found | {series.name: series for series in missing}
+
+
+def _parts(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (items[start : start + _IDS_A_QUERY] for start in range(0, len(items), _IDS_A_QUERY))
+
+
+def _append(series: Series, new: np.ndarray) -> list[Block]:
+    """Add points to the series object; returns the blocks that became full. Saves nothing."""
+    points = np.concatenate([np.frombuffer(bytes(series.tail), POINT), new])
+    last = new[-1]
+    series.points += len(new)
+    smallest = int(new["step"].min())
+    series.first_step = smallest if series.first_step is None else min(series.first_step, smallest)
+    series.last_step, series.last_time = int(last["step"]), float(last["time"])
+    series.last_kind = kind_of(float(last["value"]))
+    series.last_value = float(last["value"]) if series.last_kind == PointKind.FINITE else None
+    series.last_offset = int(last["offset"])
+    full = len(points) - len(points) % BLOCK_POINTS
+    blocks = [_seal(series, points[start : start + BLOCK_POINTS]) for start in range(0, full, BLOCK_POINTS)]
+    series.tail = points[full:].tobytes()
+    return blocks
+
+
+def _seal(series: Series, points: np.ndarray) -> Block:
+    steps, values = points["step"], points["value"]
+    finite = values[np.isfinite(values)]
+    kinds = sum(1 << kind for kind in {kind_of(value) for value in values[~np.isfinite(values)].tolist()})
+    before = series.sealed_max_step
+    highest = int(steps.max())
+    block = Block(
+        series=series, number=series.blocks_written, first_step=int(steps.min()), last_step=highest,
+        last_time=float(points["time"][-1]), last_offset=int(points["offset"][-1]), count=len(points), finite=len(finite),
+        kinds=kinds + (1 if len(finite) else 0),
+        low=float(finite.min()) if len(finite) else None, high=float(finite.max()) if len(finite) else None,
+        total=_finite_sum(finite), ordered=bool((np.diff(steps) > 0).all() and (before is None or steps[0] > before)),
+        data=points.tobytes(),
+    )  # fmt: skip
+    series.blocks_written += 1
+    series.sealed_max_step = highest if before is None else max(before, highest)
+    return block
+
+
+def _finite_sum(values: np.ndarray) -> float:
+    """A sum that stays finite: numbers near the largest float would overflow, and SQL has no infinity everywhere."""
+    with np.errstate(over="ignore"):
+        total = float(values.sum())
+    return total if math.isfinite(total) else math.copysign(float(np.finfo(np.float64).max), total)
+
+
+def _known_reward(attempt: Attempt) -> list[tuple[int, float]]:
+    last = Series.objects.filter(attempt=attempt, name="reward").values_list("last_value", flat=True).first()
+    return [] if last is None else [(-1, last)]
+
+
+def _write_summary(attempt: Attempt, parsed: Parsed) -> None:
+    """Put latest values into `Run.summary`, unless a newer attempt has begun."""
+    if not parsed.steps:
+        return
+    run = Run.objects.select_for_update().get(pk=attempt.run_id)
+    if Attempt.objects.filter(run_id=run.pk, number__gt=attempt.number).exists():
+        return
+    summary = {**run.summary, "time": parsed.times[-1], "max_steps": run.spec.get("training", {}).get("max_steps")}
+    for key, name in SUMMARY.items():
+        if name in parsed.columns:
+            summary |= _summary_value(key, parsed.columns[name].values[-1])
+    if reward := parsed.columns.get("reward"):  # an optimizer step; other lines may come between two of them
+        summary["step"] = parsed.steps[reward.lines[-1]]
+    else:
+        summary.setdefault("step", parsed.steps[-1])
+    Run.objects.filter(pk=run.pk).update(summary=summary)
+
+
+def _summary_value(key: str, value: float) -> dict[str, Any]:
+    """NULL for what is not finite, so that it sorts last and matches no filter; `<key>_kind` says what it is."""
+    if math.isfinite(value):
+        return {key: value, f"{key}_kind": None}
+    return {key: None, f"{key}_kind": encode_number(value)}
+
+
+def _write_checkpoints(attempt: Attempt, parsed: Parsed, rewards: list[tuple[int, float]]) -> None:
+    for event in parsed.events:
+        if event["name"] != "checkpoint":
+            continue
+        data, step = event["data"], event["step"]
+        kind = data.get("kind") if data.get("kind") in Checkpoint.Kind.values else Checkpoint.Kind.FULL
+        size = data.get("size_bytes")
+        known = [reward for offset, reward in rewards if offset < event["at"] and math.isfinite(reward)]
+        Checkpoint.objects.filter(run_id=attempt.run_id, step=step, deleted_at=None).exclude(attempt=attempt).update(
+            deleted_at=timezone.now()  # its folder has just been replaced by this one
+        )
+        Checkpoint.objects.update_or_create(
+            run_id=attempt.run_id, attempt=attempt, step=step,
+            defaults={
+                "kind": kind, "size_bytes": size if type(size) is int and size >= 0 else 0, "deleted_at": None,
+                "reward": known[-1] if known else None, "created_at": at_time(event["t"]),
+            },
+        )  # fmt: skip
