@@ -11,6 +11,7 @@ _LAZY = {
     "AsyncGRPOConfig": "trainer_core.config",
     "AsyncGRPOTrainer": "trainer_core.trainer",
     "AsyncRolloutLoop": "trainer_core.rollout.loop",
+    "packed_log_probs": "trainer_core.model",
     "Rollout": "trainer_core.rollout.types",
     "RolloutGroup": "trainer_core.rollout.types",
     "TurnRecord": "trainer_core.rollout.types",

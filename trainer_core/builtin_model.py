@@ -59,7 +59,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # transformers 5 leaves its GGUF quantizer attached to weights that are plain again, and then refuses to save them.
-    model.hf_quantizer = None
+    setattr(model, "hf_quantizer", None)  # noqa: B010  nn.Module types every attribute as a tensor or module
     for attribute in ("is_quantized", "quantization_method"):
         model.__dict__.pop(attribute, None)
     if hasattr(model.config, "quantization_config"):

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
-ADVANCED = {"advanced": True}
+ADVANCED: JsonDict = {"advanced": True}
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 

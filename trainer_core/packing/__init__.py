@@ -1,0 +1,1 @@
+"""Tree packing: samples that share a prefix are forwarded once."""

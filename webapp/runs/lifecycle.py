@@ -103,7 +103,7 @@ def _enqueue(
     with transaction.atomic():
         who = f" by {actor.username}" if actor else ""
         where = f" from step {resumed_from.step}" if resumed_from else (" from the start" if verb == "resumed" else "")
-        fields = {"desired": Desired.RUN, "queued_at": timezone.now(), "ended_at": None}
+        fields: dict[str, Any] = {"desired": Desired.RUN, "queued_at": timezone.now(), "ended_at": None}
         if not change_state(run, old, State.QUEUED, f"Waits for a worker; {verb}{where}{who}.", actor=actor, **fields):
             run.refresh_from_db()
             raise Refused(f"The run is {run.state}, so it can't be {verb}.")
