@@ -1,0 +1,395 @@
+"""The vLLM servers as the rollout side sees them: completions by token id, health, metrics.
+
+Tokens go in and come out as ids, so nothing is re-tokenised on the way. Requests go to the least loaded server that
+answers. A server that stopped answering is *lost*: requests to it raise `ServerUnavailable`, and it takes part again only
+when the trainer has put the current weights back on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+
+from trainer_core.rollout.types import TurnRecord
+
+RETRIES = 3
+RETRY_WAIT_S = 0.5
+HEALTH_TIMEOUT_S = 10.0
+HEALTH_PERIOD_S = 1.0
+CUT_OFF = -9000.0
+"""vLLM reports tokens outside top-k/top-p with log-probability -9999."""
+TOKEN_PREFIX = "token_id:"
+
+
+class GenerationError(RuntimeError):
+    """One request failed for good; the server itself is well."""
+
+
+class ServerUnavailable(RuntimeError):
+    """The server stopped answering; what was in flight must run again once a server is ready."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Weights to sample from: their version, and the model name under which servers offer them."""
+
+    version: int
+    model_name: str
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling settings of every request. `top_log_probs` is how many of the sampler's top tokens are asked for."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    top_log_probs: int = 0
+
+    def body(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "repetition_penalty": self.repetition_penalty,
+            "logprobs": self.top_log_probs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        if self.top_k > 0:
+            fields["top_k"] = self.top_k
+        if self.min_p is not None:
+            fields["min_p"] = self.min_p
+        return fields
+
+
+@dataclass
+class ServerMetrics:
+    """What /metrics says. Totals run from the server's start."""
+
+    kv_usage: float
+    running: float
+    waiting: float
+    preemptions: float
+    prefix_queries: float
+    prefix_hits: float
+
+
+@dataclass
+class Server:
+    """One replica. `lost_at` is when it stopped answering (None while it is well)."""
+
+    url: str
+    in_flight: int = 0
+    lost_at: float | None = None
+    max_model_len: int = 0
+    kv_cache_tokens: int = 0
+    seeds: bool = True
+    healthy_again: bool = False
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+class VLLMClient:
+    """Talks to one or several servers. Create it inside the event loop; `close` it there.
+
+    `on_lost(url)` and `on_back(url)` are called when a server stops answering and when it answers again; `on_retry()` for
+    each request that is sent again.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        sampling: Sampling,
+        *,
+        request_timeout: float,
+        ready_timeout: float,
+        on_lost: Callable[[str], None],
+        on_back: Callable[[str], None],
+        on_retry: Callable[[], None],
+    ) -> None:
+        self.servers = [Server(url.rstrip("/")) for url in urls]
+        self.sampling = sampling
+        self.request_timeout = request_timeout
+        self.ready_timeout = ready_timeout
+        self.model_name = ""
+        self._on_lost, self._on_back, self._on_retry = on_lost, on_back, on_retry
+        self._available = asyncio.Event()
+        self._failed: str | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            json_serialize=lambda value: orjson.dumps(value).decode(),
+        )
+
+    async def start(self) -> None:
+        """Wait until every server is ready, and read and check its settings.
+
+        Raises RuntimeError with one sentence when a server is not ready in time, or was started with settings that would
+        make the numbers wrong.
+        """
+        await asyncio.gather(*(self._start_server(server) for server in self.servers))
+        self._available.set()
+
+    async def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._session.close()
+
+    @property
+    def max_model_len(self) -> int:
+        """The shortest context of the servers, in tokens."""
+        return min(server.max_model_len for server in self.servers)
+
+    @property
+    def full_length_capacity(self) -> float | None:
+        """Sequences of full length that fit the KV caches of all servers; None when they do not say."""
+        if any(not server.kv_cache_tokens for server in self.servers):
+            return None
+        return sum(server.kv_cache_tokens / server.max_model_len for server in self.servers)
+
+    async def until_available(self) -> None:
+        """Return once a server may be asked. Raises RuntimeError when none comes back within `ready_timeout`."""
+        await self._available.wait()
+        if self._failed:
+            raise RuntimeError(self._failed)
+
+    def mark_ready(self) -> None:
+        """The trainer has put the current weights on the servers that came back."""
+        for server in self.servers:
+            if server.lost_at is not None and server.healthy_again:
+                server.lost_at, server.healthy_again = None, False
+        if any(server.lost_at is None for server in self.servers):
+            self._available.set()
+
+    async def complete(self, policy: Policy, prompt_ids: list[int], max_tokens: int) -> TurnRecord:
+        """One completion. Raises GenerationError, or ServerUnavailable when the server went away meanwhile."""
+        body = {"model": policy.model_name, "prompt": prompt_ids, "max_tokens": max_tokens, **self.sampling.body()}
+        for attempt in range(RETRIES + 1):
+            if attempt:
+                self._on_retry()
+                await asyncio.sleep(RETRY_WAIT_S * 2 ** (attempt - 1))
+            server = self._least_loaded()
+            if server.seeds:
+                body["seed"] = secrets.randbits(63)
+            answer = await self._post(server, body)
+            if answer is not None:
+                choice = answer["choices"][0]
+                if choice["finish_reason"] != "abort":
+                    return parse_choice(choice, prompt_ids, self.sampling.top_log_probs, policy.version)
+        raise GenerationError(f"the server at {server.url} failed the same request {RETRIES + 1} times")
+
+    async def poll_metrics(self) -> list[ServerMetrics]:
+        """/metrics of every server that answers. Raises nothing: a server without metrics is left out."""
+        found = await asyncio.gather(*(self._server_metrics(server) for server in self.servers))
+        return [metrics for metrics in found if metrics is not None]
+
+    def _least_loaded(self) -> Server:
+        ready = [server for server in self.servers if server.lost_at is None]
+        if not ready:
+            raise ServerUnavailable("no vLLM server answers")
+        return min(ready, key=lambda server: server.in_flight)
+
+    async def _post(self, server: Server, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer, or None when asking again may help."""
+        server.in_flight += 1
+        try:
+            async with self._session.post(
+                f"{server.url}/v1/completions",
+                data=orjson.dumps(body),
+                headers={"Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=self.request_timeout),
+            ) as response:
+                payload = await response.read()
+                status = response.status
+        except TimeoutError:
+            raise GenerationError(
+                f"the server at {server.url} did not finish a request within request_timeout ({self.request_timeout:.0f} s)"
+            ) from None
+        except aiohttp.ClientError as error:
+            await self._check_alive(server, f"{type(error).__name__}: {error}")
+            return None
+        finally:
+            server.in_flight -= 1
+        if status == 200:
+            return _decode(payload, server.url)
+        if status >= 500 or status == 429:
+            await self._check_alive(server, f"HTTP {status}")
+            return None
+        raise GenerationError(f"the server at {server.url} refused a request with HTTP {status}: {_error_text(payload)}")
+
+    async def _check_alive(self, server: Server, symptom: str) -> None:
+        """Raises ServerUnavailable, and starts watching for its return, when the server does not answer /health."""
+        if server.lost_at is None and await self._healthy(server):
+            return
+        if server.lost_at is None:
+            server.lost_at = time.monotonic()
+            if all(other.lost_at is not None for other in self.servers):
+                self._available.clear()
+            self._on_lost(server.url)
+            watcher = asyncio.create_task(self._watch(server))
+            self._watchers.add(watcher)
+            watcher.add_done_callback(self._watchers.discard)
+        raise ServerUnavailable(f"the server at {server.url} stopped answering ({symptom})")
+
+    async def _watch(self, server: Server) -> None:
+        assert server.lost_at is not None
+        while not await self._healthy(server):
+            if time.monotonic() - server.lost_at > self.ready_timeout:
+                self._failed = (
+                    f"the server at {server.url} stopped answering and did not come back within "
+                    f"vllm_server_timeout ({self.ready_timeout:.0f} s)"
+                )
+                self._available.set()
+                return
+            await asyncio.sleep(HEALTH_PERIOD_S)
+        server.healthy_again = True
+        self._on_back(server.url)
+
+    async def _healthy(self, server: Server) -> bool:
+        try:
+            timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+            async with self._session.get(f"{server.url}/health", timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _start_server(self, server: Server) -> None:
+        deadline = time.monotonic() + self.ready_timeout
+        while not await self._healthy(server):
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the vLLM server at {server.url} was not ready within vllm_server_timeout "
+                    f"({self.ready_timeout:.0f} s); is it running, and is the address right?"
+                )
+            await asyncio.sleep(HEALTH_PERIOD_S)
+        models = await self._get_json(server, "/v1/models")
+        base = next(model for model in models["data"] if model.get("parent") is None)
+        server.max_model_len = int(base["max_model_len"])
+        self.model_name = self.model_name or str(base["id"])
+        info = await self._get_json(server, "/server_info?config_format=json", optional=True)
+        if info:
+            self._check_settings(server, info["vllm_config"])
+
+    def _check_settings(self, server: Server, config: dict[str, Any]) -> None:
+        model = config["model_config"]
+        if (mode := model.get("logprobs_mode")) not in (None, "processed_logprobs"):
+            raise RuntimeError(
+                f"the server at {server.url} runs with --logprobs-mode {mode}; the ratio to the sampler needs "
+                "processed_logprobs, so restart it with --logprobs-mode processed_logprobs"
+            )
+        allowed = model.get("max_logprobs", -1)
+        if 0 <= allowed < self.sampling.top_log_probs:
+            raise RuntimeError(
+                f"the server at {server.url} allows --max-logprobs {allowed}, and num_sampler_logprobs is "
+                f"{self.sampling.top_log_probs}; restart it with --max-logprobs {self.sampling.top_log_probs} or more"
+            )
+        server.kv_cache_tokens = int(config.get("cache_config", {}).get("kv_cache_size_tokens") or 0)
+        device = config.get("device_config") or {}
+        # On a CPU, vLLM (0.32) dies when a prompt with a seed of its own is prefilled in two steps: it rewinds the
+        # generator, and the CPU's cannot be. Requests without a seed draw from the server's generator, in turn.
+        server.seeds = "cpu" not in str(device.get("device_type") or device.get("device") or device)
+
+    async def _get_json(self, server: Server, path: str, optional: bool = False) -> Any:
+        timeout = aiohttp.ClientTimeout(total=60)
+        async with self._session.get(f"{server.url}{path}", timeout=timeout) as response:
+            if response.status != 200:
+                if optional:
+                    return None
+                raise RuntimeError(f"the server at {server.url} answers {path} with HTTP {response.status}, not 200")
+            return orjson.loads(await response.read())
+
+    async def _server_metrics(self, server: Server) -> ServerMetrics | None:
+        try:
+            timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+            async with self._session.get(f"{server.url}/metrics", timeout=timeout) as response:
+                if response.status != 200:
+                    return None
+                return parse_metrics(await response.text())
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+
+
+def parse_choice(choice: dict[str, Any], prompt_ids: list[int], top: int, version: int) -> TurnRecord:
+    """A TurnRecord from one choice of /v1/completions. Raises GenerationError when the answer is not what was asked."""
+    ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
+    if ids is None or logprobs is None or len(logprobs["token_logprobs"]) != len(ids):
+        raise GenerationError("the server's answer has no token ids or no log-probability for each; vLLM 0.26 or newer is needed")
+    top_ids, top_log_probs = parse_top(logprobs["top_logprobs"], top) if top else (None, None)
+    return TurnRecord(
+        prompt_ids=prompt_ids,
+        output_ids=ids,
+        output_log_probs=logprobs["token_logprobs"],
+        top_ids=top_ids,
+        top_log_probs=top_log_probs,
+        finish_reason=choice["finish_reason"],
+        weight_version=version,
+    )
+
+
+def parse_top(positions: list[dict[str, float]], top: int) -> tuple[np.ndarray, np.ndarray]:
+    """[T, K] ids and log-probabilities of the K most likely tokens; -inf pads.
+
+    vLLM puts the sampled token first, and adds it when it is not among the top K: then a position has K + 1 entries.
+    """
+    ids = np.zeros((len(positions), top), dtype=np.int32)
+    log_probs = np.full((len(positions), top), -np.inf, dtype=np.float32)
+    skip = len(TOKEN_PREFIX)
+    for row, entries in enumerate(positions):
+        tokens, values = list(entries), list(entries.values())
+        if len(tokens) > top:
+            tokens, values = tokens[1:], values[1:]
+        ids[row, : len(tokens)] = [int(token[skip:]) for token in tokens]
+        log_probs[row, : len(values)] = values
+    outside = log_probs < CUT_OFF
+    ids[outside] = 0
+    log_probs[outside] = -np.inf
+    return ids, log_probs
+
+
+def parse_metrics(text: str) -> ServerMetrics | None:
+    """The numbers we need from the Prometheus text; None when they are not in it. Several engines are summed."""
+    names = {
+        "vllm:kv_cache_usage_perc": max,
+        "vllm:num_requests_running": sum,
+        "vllm:num_requests_waiting": sum,
+        "vllm:num_preemptions_total": sum,
+        "vllm:prefix_cache_queries_total": sum,
+        "vllm:prefix_cache_hits_total": sum,
+    }
+    found: dict[str, list[float]] = {}
+    for line in text.splitlines():
+        name = line.partition("{")[0]
+        if name in names:
+            value = float(line.rpartition(" ")[2])
+            found.setdefault(name, []).append(0.0 if math.isnan(value) else value)
+    if "vllm:kv_cache_usage_perc" not in found:
+        return None
+    return ServerMetrics(*(float(reduce(found.get(name, [0.0]))) for name, reduce in names.items()))
+
+
+def _decode(payload: bytes, url: str) -> dict[str, Any]:
+    try:
+        answer = orjson.loads(payload)
+        if not answer["choices"]:
+            raise KeyError("choices")
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        raise GenerationError(f"the server at {url} answered something that is no completion: {payload[:200]!r}") from None
+    return answer
+
+
+def _error_text(payload: bytes) -> str:
+    try:
+        return str(orjson.loads(payload)["error"]["message"])[:500]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return payload[:500].decode(errors="replace")

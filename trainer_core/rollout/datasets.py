@@ -1,0 +1,117 @@
+"""Prompts: reasoning-gym generators, local files, hub datasets. Checked before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from trainer_core.spec import DataSpec
+
+REASONING_GYM = "reasoning_gym:"
+FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def load_prompts(data: DataSpec) -> datasets.Dataset:
+    """The rows of a run: a `prompt` column (a list of chat messages), and columns for the reward functions.
+
+    Text prompts become one user message, with the prompt suffix appended. Raises ValueError with one sentence that says
+    what was found and what is allowed.
+    """
+    if data.source.startswith(REASONING_GYM):
+        return _reasoning_gym(data)
+    if data.options:
+        raise ValueError(f"generator options are given, but {data.source!r} is no reasoning_gym:<task>; leave them out")
+    dataset = _file(data) if Path(data.source).suffix in FILE_BUILDERS else _hub(data)
+    check_prompts(dataset, data.source)
+    return dataset.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix}, desc="prompts")
+
+
+def check_prompts(dataset: Any, source: str) -> None:
+    """Raise ValueError unless the dataset has rows and a usable `prompt` column; the columns found are named."""
+    columns = list(dataset.column_names or [])
+    if "prompt" not in columns:
+        raise ValueError(f"{source} has no 'prompt' column; found {', '.join(columns) or 'no columns'}")
+    if len(dataset) == 0:
+        raise ValueError(f"{source} has no rows")
+    problem = _prompt_problem(dataset[0]["prompt"])
+    if problem:
+        raise ValueError(f"the 'prompt' column of {source} holds {problem}; text or a list of chat messages is expected")
+
+
+def _prompt_problem(prompt: Any) -> str | None:
+    if isinstance(prompt, str):
+        return None if prompt.strip() else "empty text"
+    if not isinstance(prompt, list) or not prompt:
+        return f"{type(prompt).__name__} {str(prompt)[:60]!r}"
+    for message in prompt:
+        if not isinstance(message, dict) or not {"role", "content"} <= set(message):
+            return f"an entry without 'role' and 'content': {str(message)[:60]!r}"
+        if not isinstance(message["content"], str):
+            return f"a message whose content is {type(message['content']).__name__}, not text (images are not supported)"
+    return None
+
+
+def _as_messages(row: dict[str, Any], suffix: str) -> dict[str, Any]:
+    if isinstance(row["prompt"], str):
+        return {"prompt": [{"role": "user", "content": _with_suffix(row["prompt"], suffix)}]}
+    return {}
+
+
+def _with_suffix(text: str, suffix: str) -> str:
+    return f"{text} {suffix}" if suffix and not suffix[0].isspace() else text + suffix
+
+
+def _reasoning_gym(data: DataSpec) -> datasets.Dataset:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    task = data.source.removeprefix(REASONING_GYM)
+    if task not in DATASETS:
+        near = [name for name in sorted(DATASETS) if task[:4].lower() in name][:8] or sorted(DATASETS)[:8]
+        raise ValueError(f"reasoning_gym has no task {task!r} (it has {len(DATASETS)}, such as {', '.join(near)})")
+    try:
+        entries = reasoning_gym.create_dataset(task, size=data.size, seed=data.seed, **data.options)
+        rows = [_entry_row(task, entry, data.prompt_suffix) for entry in entries]
+    # whatever a generator's own checks raise (AssertionError, TypeError, ValueError, ...) is about the options given
+    except Exception as error:  # noqa: BLE001
+        raise ValueError(f"reasoning_gym:{task} does not take these options ({data.options}): {error}") from error
+    return datasets.Dataset.from_list(rows)
+
+
+def _entry_row(task: str, entry: dict[str, Any], suffix: str) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": _with_suffix(entry["question"], suffix)}],
+        "answer": str(entry["answer"]),
+        "reasoning_gym_task": task,
+        # JSON, since metadata differs in shape from row to row
+        "reasoning_gym_entry": json.dumps(entry, default=str),
+    }
+
+
+def _file(data: DataSpec) -> datasets.Dataset:
+    path = Path(data.source).expanduser()
+    if not path.is_file():
+        raise ValueError(f"dataset file {data.source} does not exist on the training host")
+    if path.stat().st_size == 0:
+        raise ValueError(f"dataset file {data.source} is empty")
+    try:
+        return datasets.Dataset.from_dict(
+            datasets.load_dataset(FILE_BUILDERS[path.suffix], data_files=str(path), split="train").to_dict()
+        )
+    except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ValueError(f"dataset file {data.source} cannot be read as {path.suffix[1:]}: {reason}") from error
+
+
+def _hub(data: DataSpec) -> datasets.Dataset:
+    try:
+        return datasets.load_dataset(data.source, split=data.split)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"dataset {data.source!r} (split {data.split!r}) cannot be loaded: {reason}; allowed are "
+            "reasoning_gym:<task>, a hub dataset id, or a .jsonl, .csv or .parquet file"
+        ) from error
