@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-
-for _variable, _value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}.items():
-    os.environ.setdefault(_variable, _value)
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +11,10 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.vllm_server import RunningServer
+
+# Read when torch is first imported, which is later than this.
+for _variable, _value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}.items():
+    os.environ.setdefault(_variable, _value)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,8 +1,9 @@
-"""One gloo process group of its own, beside torch's default group and without touching it. Used by both ends of a push."""
+"""One gloo process group of its own, beside torch's default group and without touching it: both ends of a push use it."""
 
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,12 @@ class GlooGroup:
 
     def __init__(self, store: dist.TCPStore, rank: int, world_size: int, timeout: datetime.timedelta) -> None:
         self._store = store  # the group reads from it as long as it lives
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, timeout)
+        self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, timeout)
+
+    @staticmethod
+    def host(world_size: int, timeout: datetime.timedelta) -> dist.TCPStore:
+        """The store of a new group, on a free port (`.port`) of this machine, for rank 0."""
+        return dist.TCPStore("0.0.0.0", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
 
     @classmethod
     def join(cls, host: str, port: int, *, rank: int, world_size: int, timeout: datetime.timedelta) -> GlooGroup:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -107,7 +107,7 @@ class StagedGlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
                 raise TimeoutError(f"the weights did not arrive within {self._timeout_s:.0f} s") from error
         staged, self._staged, self._received = self._staged, [], []
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(iter(staged))
+        cast(Any, self.model).load_weights(iter(staged))
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:

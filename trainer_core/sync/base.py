@@ -1,0 +1,112 @@
+"""What the trainer sees of a weight push."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import nn
+
+from trainer_core.sync.server_api import ServerApi, ServerUnreachable, WeightSyncError
+
+
+@dataclass(frozen=True)
+class PushReport:
+    """Seconds of one push: all of it, generation paused, waiting for other trainer ranks, bytes under way."""
+
+    total_s: float
+    pause_s: float
+    barrier_s: float
+    transfer_s: float
+
+
+class WeightSync(Protocol):
+    """Keeps the servers' weights those of the trainer. Every call has a deadline and raises WeightSyncError.
+
+    ServerUnreachable, a kind of it, names the server that is gone: wait until it is back, `reopen`, `push` again.
+    """
+
+    def open(self) -> None:
+        """Connect to the servers, which must be ready."""
+
+    def push(self, model: nn.Module, version: int) -> PushReport:
+        """Give the servers the model's weights as they are now; called by all trainer ranks."""
+
+    def reopen(self) -> None:
+        """Connect anew after a server restart: waits until all are ready. The weights must be pushed again."""
+
+    def model_name(self, version: int) -> str:
+        """The name under which the servers offer this version."""
+
+    def close(self) -> None:
+        """Disconnect. The servers keep the last weights."""
+
+
+def together(what: str, deadline_s: float, calls: Sequence[Callable[[], None]]) -> None:
+    """Run calls at the same time, until all are done or one fails.
+
+    Raises the first failure at once, or WeightSyncError after `deadline_s`. Calls still running are abandoned: they are on
+    daemon threads, and end by their own deadlines.
+    """
+    futures = [_start(call) for call in calls]
+    done, pending = wait(futures, timeout=deadline_s, return_when=FIRST_EXCEPTION)
+    for future in done:
+        future.result()
+    if pending:
+        raise WeightSyncError(f"{what} took longer than {deadline_s:.0f} s")
+
+
+def _start(call: Callable[[], None]) -> Future[None]:
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  handed to whoever waits for the future
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="weight-push", daemon=True).start()
+    return future
+
+
+def explain(error: Exception, servers: Sequence[ServerApi]) -> WeightSyncError:
+    """The failure of a push as a WeightSyncError: ServerUnreachable when a server turns out not to answer."""
+    gone = next((server for server in servers if not server.is_healthy()), None)
+    if gone is not None and not isinstance(error, ServerUnreachable):
+        return ServerUnreachable(gone.url, f"the server at {gone.url} stopped answering during a weight push")
+    if isinstance(error, WeightSyncError):
+        return error
+    return WeightSyncError(f"the weights could not be sent: {str(error).splitlines()[0] if str(error) else error!r}")
+
+
+def is_sender() -> bool:
+    """Whether this trainer process is the one that talks to the servers."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for all trainer processes."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+class Stopwatch:
+    """Seconds since it was made, or since the last lap."""
+
+    def __init__(self) -> None:
+        self._start = self._lap = time.monotonic()
+
+    def lap(self) -> float:
+        now = time.monotonic()
+        lap, self._lap = now - self._lap, now
+        return lap
+
+    def total(self) -> float:
+        return time.monotonic() - self._start

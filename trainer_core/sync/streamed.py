@@ -1,0 +1,138 @@
+"""What pushes of full weights have in common: one group of trainer and servers, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import nn
+
+from trainer_core.sync.base import PushReport, Stopwatch, barrier, explain, is_sender, together
+from trainer_core.sync.server_api import ServerApi, WeightSyncError
+from trainer_core.sync.weights import ServedWeight, made
+
+HANDSHAKE_DEADLINE_S = 60.0
+
+
+class StreamedSync(ABC):
+    """Pushes what `weights_of(model)` gives to all servers through one group, in which this trainer is rank 0.
+
+    See WeightSync for the public methods. After a failed push nothing is connected until `reopen`.
+    """
+
+    def __init__(
+        self,
+        servers: list[ServerApi],
+        weights_of: Callable[[nn.Module], list[ServedWeight]],
+        *,
+        ready_timeout_s: float,
+        push_timeout_s: float,
+    ) -> None:
+        self._servers = servers
+        self._weights_of = weights_of
+        self._ready_timeout_s = ready_timeout_s
+        self._push_timeout_s = push_timeout_s
+        self._group: Any = None
+        self._base_model = ""
+        self._dtype = torch.float32
+
+    def open(self) -> None:
+        """Make the group. Servers and trainer meet at the same time, each waiting for the other."""
+        self._group = None
+        infos = [server.info() for server in self._servers]
+        self._base_model = infos[0].base_model
+        self._dtype = getattr(torch, infos[0].dtype)
+        if not is_sender():
+            return
+        world_size = 1 + sum(info.workers for info in infos)
+        port, join = self._meeting_point(world_size)
+        groups: list[Any] = []
+        calls: list[Callable[[], None]] = [lambda: groups.append(join())]
+        rank = 1
+        for server, info in zip(self._servers, infos, strict=True):
+            init_info = {
+                "master_address": address_towards(server.url),
+                "master_port": port,
+                "rank_offset": rank,
+                "world_size": world_size,
+                **self._wire_settings(),
+            }
+            calls.append(partial(server.init_transfer, init_info))
+            rank += info.workers
+        try:
+            together("connecting to the servers for weight pushes", self._handshake_deadline_s, calls)
+        except (WeightSyncError, RuntimeError) as error:
+            raise explain(error, self._servers) from error
+        self._group = groups[0]
+
+    def reopen(self) -> None:
+        for server in self._servers:
+            server.wait_until_healthy(self._ready_timeout_s)
+        self.open()
+
+    def push(self, model: nn.Module, version: int) -> PushReport:
+        weights = self._weights_of(model)
+        if not is_sender():
+            watch = Stopwatch()
+            for _ in made(weights, self._dtype, None):  # gathering shards is a collective of all ranks
+                pass
+            transfer_s = watch.lap()
+            barrier()
+            return PushReport(watch.total(), 0.0, watch.lap(), transfer_s)
+        if self._group is None:
+            raise WeightSyncError("the servers are not connected: reopen after a failed push")
+        try:
+            return self._send(weights, version)
+        except (WeightSyncError, RuntimeError) as error:
+            self._group = None
+            failure = explain(error, self._servers)
+            for server in self._servers:
+                with suppress(WeightSyncError):  # the failure that led here is the one to tell
+                    server.abandon_update()
+            raise failure from error
+
+    def model_name(self, version: int) -> str:
+        """Always the base model: full weights replace one another."""
+        return self._base_model
+
+    def close(self) -> None:
+        self._group = None
+        for server in self._servers:
+            server.close()
+
+    @property
+    def _handshake_deadline_s(self) -> float:
+        return min(HANDSHAKE_DEADLINE_S, self._push_timeout_s)
+
+    def _on_all(self, what: str, call: Callable[[ServerApi], None]) -> None:
+        together(what, self._push_timeout_s, [partial(call, server) for server in self._servers])
+
+    @abstractmethod
+    def _meeting_point(self, world_size: int) -> tuple[int, Callable[[], Any]]:
+        """A port of this machine on which the ranks meet, and a call that waits there and gives the group."""
+
+    @abstractmethod
+    def _wire_settings(self) -> dict[str, Any]:
+        """What besides addresses and ranks the servers must know of the transfer."""
+
+    @abstractmethod
+    def _send(self, weights: list[ServedWeight], version: int) -> PushReport:
+        """One push, on rank 0."""
+
+
+def address_towards(url: str) -> str:
+    """The address of this machine that a server at `url` can reach it by."""
+    host = urlsplit(url).hostname or "localhost"
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # datagram sockets send nothing on connect; the kernel only picks a route
+        return probe.getsockname()[0]

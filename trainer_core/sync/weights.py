@@ -1,0 +1,71 @@
+"""Which tensors a push sends: named as in the checkpoint the server loaded, made one at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ServedWeight:
+    """One tensor of a push. `make` gives the full tensor, still in the trainer's dtype and on its device."""
+
+    name: str
+    shape: tuple[int, ...]
+    make: Callable[[], torch.Tensor]
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a sharded tensor (a collective of all ranks), or the tensor itself."""
+    gather = getattr(tensor, "full_tensor", None)
+    return gather() if gather is not None else tensor
+
+
+def full_weights(model: nn.Module) -> list[ServedWeight]:
+    """Weights of a fully trained model: parameters that train, and their neighbours in the same decoder layer.
+
+    A matrix that is both embedding and output head is one parameter and is sent once, under its first name.
+    Frozen parts (a vision tower) stay as the server loaded them.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = touched([name for name, parameter in parameters.items() if parameter.requires_grad], parameters)
+    return [_plain(name, parameters[name]) for name in wanted]
+
+
+def touched(changed: Iterable[str], names: Iterable[str]) -> list[str]:
+    """All names that belong to a decoder layer of one of `changed`, and `changed` itself, in the order of `names`.
+
+    The server fuses matrices of a layer (query, key and value; gate and up), and fused ones must be loaded together.
+    """
+    changed = set(changed)
+    layers = {layer for name in changed if (layer := _layer_of(name))}
+    return [name for name in names if name in changed or _layer_of(name) in layers]
+
+
+def _layer_of(name: str) -> str | None:
+    match = re.match(r"(.*?\.\d+)\.", name)
+    return match.group(1) if match else None
+
+
+def _plain(name: str, parameter: torch.Tensor) -> ServedWeight:
+    return ServedWeight(name, tuple(parameter.shape), lambda: full_tensor(parameter.detach()))
+
+
+def manifest(weights: list[ServedWeight], dtype: torch.dtype) -> dict[str, list]:
+    """What the server is told it will receive, in this order."""
+    return {
+        "names": [weight.name for weight in weights],
+        "dtype_names": [str(dtype).removeprefix("torch.")] * len(weights),
+        "shapes": [list(weight.shape) for weight in weights],
+    }
+
+
+def made(weights: list[ServedWeight], dtype: torch.dtype, device: torch.device | None) -> Iterator[torch.Tensor]:
+    """The tensors themselves, contiguous, in the server's dtype, on `device` (None: where they are), one at a time."""
+    for weight in weights:
+        tensor = weight.make()
+        yield tensor.to(dtype=dtype, device=device or tensor.device).contiguous()
