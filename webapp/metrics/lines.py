@@ -11,6 +11,7 @@ import orjson
 from trainer_core.spool import VERSION
 
 MAX_NAME = 250
+MAX_DEPTH = 50
 MAX_LINE_BYTES = 16 * 2**20
 """A line without an end that is longer than this is given up; a reader must offer pieces at least this large."""
 
@@ -91,7 +92,7 @@ def _header_problem(record: Any) -> str | None:
     step, time = record.get("step"), record.get("t")
     if type(step) is not int or not -_INT64 <= step < _INT64:
         return f"step is {step!r:.80}; a 64-bit integer is expected"
-    if type(time) not in (int, float) or not -1e11 < time < 1e11:  # type: ignore[operator]
+    if type(time) not in (int, float) or not 0 <= time < 1e11:  # type: ignore[operator]
         return f"t is {time!r:.80}; Unix seconds are expected"
     if not isinstance(record.get("kind"), str):
         return f"kind is {record.get('kind')!r:.80}; a text is expected"
@@ -144,7 +145,13 @@ def _read_event(record: dict[str, Any], at: int, parsed: Parsed) -> None:
     if level not in _LEVELS:
         parsed.problems.append((at, f"level is {level!r:.80}; {', '.join(_LEVELS)} are known"))
         return
-    parsed.events.append({**without_nul(record), "data": without_nul(data), "at": at})
+    if name == "checkpoint" and record["step"] < 0:
+        parsed.problems.append((at, f"a checkpoint has step {record['step']}; 0 or more is expected"))
+        return
+    try:
+        parsed.events.append({**_storable(record), "at": at})
+    except ValueError as error:
+        parsed.problems.append((at, str(error)))
 
 
 def _read_rollout(record: dict[str, Any], at: int, parsed: Parsed) -> None:
@@ -153,20 +160,31 @@ def _read_rollout(record: dict[str, Any], at: int, parsed: Parsed) -> None:
         parsed.problems.append((at, f"rollout is {type(rollout).__name__}; an object is expected"))
         return
     group_id, row_index = rollout.get("group_id"), rollout.get("row_index")
-    if not isinstance(group_id, str) or not 0 < len(group_id) <= 64 or type(row_index) is not int:
+    if (
+        not isinstance(group_id, str) or not 0 < len(group_id) <= 64
+        or type(row_index) is not int or not -_INT64 <= row_index < _INT64
+    ):  # fmt: skip
         parsed.problems.append(
             (at, "a rollout needs group_id, a text of up to 64 characters, and row_index, an integer")
         )
         return
-    parsed.rollouts.append({**record, "rollout": without_nul(rollout), "at": at})
+    try:
+        parsed.rollouts.append({**_storable(record), "at": at})
+    except ValueError as error:
+        parsed.problems.append((at, str(error)))
 
 
-def without_nul(value: Any) -> Any:
-    """The same JSON value with NUL characters shown as U+FFFD: PostgreSQL stores none, and a model may well write one."""
+def _storable(value: Any, depth: int = 0) -> Any:
+    """The same JSON value with NUL characters shown as U+FFFD: PostgreSQL stores none, and a model may well write one.
+
+    Raises ValueError when it is nested deeper than a database or a reader could be trusted with.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):
-        return value.replace("\0", "�") if "\0" in value else value
+        return value.replace("\0", "\ufffd") if "\0" in value else value
     if isinstance(value, dict):
-        return {without_nul(key): without_nul(item) for key, item in value.items()}
+        return {_storable(key): _storable(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_nul(item) for item in value]
+        return [_storable(item, depth + 1) for item in value]
     return value

@@ -248,7 +248,7 @@ def _write_checkpoints(attempt: Attempt, parsed: Parsed, rewards: list[tuple[int
         Checkpoint.objects.update_or_create(
             run_id=attempt.run_id, attempt=attempt, step=step,
             defaults={
-                "kind": kind, "size_bytes": size if type(size) is int and size >= 0 else 0, "deleted_at": None,
+                "kind": kind, "size_bytes": size if type(size) is int and 0 <= size < 2**63 else 0, "deleted_at": None,
                 "reward": known[-1] if known else None, "created_at": at_time(event["t"]),
             },
         )  # fmt: skip

@@ -1,0 +1,206 @@
+"""What a chart asks for: curves of one run in at most N buckets on a chosen axis, and later only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from django.db.models import Q
+
+from trainer_core.metrics import STAGES, describe
+from webapp.metrics import reading
+from webapp.metrics.models import PointKind, Series
+from webapp.runs.models import Event, Run
+
+Axis = Literal["step", "time", "tokens"]
+MAX_BUCKETS = 2000
+TOKENS = "batch/forwarded_tokens_per_step"
+_MARKS = 200
+
+_KIND_NAMES = {kind: kind.label for kind in PointKind if kind != PointKind.FINITE}
+
+
+class BadCursor(ValueError):
+    """A cursor that was not made here; the text is a sentence."""
+
+
+class Scale:
+    """Places steps and times of a run on an axis.
+
+    step: as they are. time: Unix seconds. tokens: tokens forwarded up to and including the step.
+    """
+
+    def __init__(self, axis: Axis, run_parts: Sequence[reading.Part]) -> None:
+        self.axis = axis
+        self._steps, self._tokens = np.empty(0, "<i8"), np.empty(0)
+        if axis == "tokens":
+            curve = next((trace.rows for trace in reading.traces(run_parts, TOKENS) if trace.attempt is None), None)
+            if curve is not None:
+                self._steps, self._tokens = curve["step"], np.cumsum(np.nan_to_num(curve["mean"]) * curve["count"])
+
+    def place(self, steps: np.ndarray, times: np.ndarray) -> np.ndarray:
+        if self.axis == "step":
+            return steps
+        if self.axis == "time":
+            return times
+        if not len(self._steps):
+            return np.zeros(len(steps))
+        return np.append(0.0, self._tokens)[np.searchsorted(self._steps, steps, side="right")]
+
+    def step_range(self, low: float | None, high: float | None) -> tuple[int | None, int | None]:
+        """A range of steps that covers a range of this axis; open where that isn't known beforehand."""
+        if self.axis == "step":
+            return _ceil(low), _floor(high)
+        if self.axis == "time" or not len(self._steps):
+            return None, None
+        first = None if low is None else self._at(int(np.searchsorted(self._tokens, low)))
+        last = None if high is None else self._at(int(np.searchsorted(self._tokens, high, side="right")) - 1)
+        return first, last
+
+    def _at(self, index: int) -> int:
+        return int(self._steps[min(max(index, 0), len(self._steps) - 1)])
+
+
+def chart(
+    run: Run, metrics: Sequence[str], axis: Axis = "step", low: float | None = None, high: float | None = None,
+    buckets: int = MAX_BUCKETS,
+) -> dict[str, Any]:  # fmt: skip
+    """Curves of `metrics` between `low` and `high` of the axis, each in at most `buckets` rows, with a cursor for `delta`."""
+    cursor = cursor_of(run)
+    run_parts = reading.parts(run)
+    scale = Scale(axis, run_parts)
+    first, last = scale.step_range(low, high)
+    series = []
+    for metric in metrics:
+        for trace in reading.traces(run_parts, metric, first, last):
+            rows = trace.rows
+            if axis == "time" and (low is not None or high is not None):
+                rows = rows[(rows["time"] >= _or(low, -np.inf)) & (rows["time"] <= _or(high, np.inf))]
+            if len(rows):
+                series.append(_as_json(trace, reading.bucketed(rows, min(buckets, MAX_BUCKETS)), scale))
+    return {
+        "run": str(run.pk), "name": run.name, "state": run.state, "live": run.is_live, "cursor": cursor, "axis": axis,
+        "series": series, "attempts": _attempts(run_parts, scale), "events": _events(run, scale),
+        "metrics": {metric: describe_metric(metric) for metric in metrics},
+    }  # fmt: skip
+
+
+def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str, Any]:
+    """Points written since `cursor`, or `reset` when the chart must be asked for anew since another attempt has begun.
+
+    A point may come twice; it is the same point then. Raises BadCursor.
+    """
+    number, offset = _parse_cursor(cursor)
+    new_cursor = cursor_of(run)
+    answer: dict[str, Any] = {
+        "run": str(run.pk), "state": run.state, "live": run.is_live, "cursor": new_cursor, "axis": axis, "series": [],
+        "reset": int(new_cursor.split(".")[0]) != number,
+    }  # fmt: skip
+    if answer["reset"] or new_cursor == cursor:
+        return answer
+    scale = Scale(axis, reading.parts(run) if axis == "tokens" else [])
+    fresh = Series.objects.filter(run=run, attempt__number=number, name__in=metrics, last_offset__gte=offset)
+    for series in fresh:
+        rows = reading.newest(reading.as_rows(reading.points_of(series, offset)))
+        trace = reading.Trace(series.name, None, rows)
+        if len(rows) > MAX_BUCKETS:  # so much is new that a fresh chart is smaller
+            return {**answer, "series": [], "reset": True}
+        answer["series"].append(_as_json(trace, rows, scale))
+    return answer
+
+
+def cursor_of(run: Run) -> str:
+    """Where the run's reports stand: number of its newest attempt, and bytes of its spool that are stored."""
+    newest = run.attempts.order_by("-number").values_list("number", "spool_offset").first()
+    return "{}.{}".format(*(newest or (0, 0)))
+
+
+def catalog(run: Run) -> list[dict[str, Any]]:
+    """Every metric of the run, with stage, unit and help, by stage in the table's order; own metrics come last."""
+    rows: dict[str, dict[str, Any]] = {}
+    found = run.series.filter(points__gt=0).order_by("attempt__number").defer("tail")
+    for series in found:
+        earlier = rows[series.name]["points"] if series.name in rows else 0
+        rows[series.name] = {
+            "name": series.name, "points": earlier + series.points, "last_step": series.last_step,
+            "last_value": series.last_value, "last_kind": PointKind(series.last_kind).label, **describe_metric(series.name),
+        }  # fmt: skip
+    return sorted(rows.values(), key=lambda row: (_stage_order(row["stage"]), row["name"]))
+
+
+def describe_metric(name: str) -> dict[str, str]:
+    metric = describe(name)
+    if metric is None:
+        return {"stage": "other", "unit": "", "help": ""}
+    return {"stage": metric.stage, "unit": metric.unit, "help": metric.help}
+
+
+def _stage_order(stage: str) -> int:
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)
+
+
+def _as_json(trace: reading.Trace, rows: np.ndarray, scale: Scale) -> dict[str, Any]:
+    """Columns of a trace. `low`, `high`, `count` come only where some row stands for several points."""
+    several = bool((rows["count"] > 1).any())
+    odd = np.flatnonzero(rows["kinds"] & ~1)
+    answer: dict[str, Any] = {
+        "metric": trace.metric, "attempt": trace.attempt, "x": scale.place(rows["step"], rows["time"]),
+        "step": np.ascontiguousarray(rows["step"]), "y": np.ascontiguousarray(rows["mean"]),
+        "points": int(rows["count"].sum()),
+        "odd": [
+            [int(index), [name for kind, name in _KIND_NAMES.items() if int(rows["kinds"][index]) >> kind & 1]]
+            for index in odd
+        ],
+    }  # fmt: skip
+    answer["x"] = np.ascontiguousarray(answer["x"])
+    if several:
+        answer |= {key: np.ascontiguousarray(rows[key]) for key in ("low", "high", "count")}
+    return answer
+
+
+def _attempts(run_parts: Sequence[reading.Part], scale: Scale) -> list[dict[str, Any]]:
+    answer = []
+    for part in run_parts:
+        moment = (part.attempt.started_at or part.attempt.created_at).timestamp()
+        x = scale.place(np.array([part.start]), np.array([moment]))[0]
+        answer.append({"number": part.attempt.number, "step": part.start, "x": x, "state": part.attempt.state})
+    return answer
+
+
+def _events(run: Run, scale: Scale) -> list[dict[str, Any]]:
+    """Newest checkpoints, warnings and errors, as marks on the axis."""
+    wanted = run.events.filter(Q(level__in=(Event.Level.WARNING, Event.Level.ERROR)) | Q(name="checkpoint"))
+    if scale.axis != "time":
+        wanted = wanted.exclude(step=None)
+    events = list(wanted.order_by("-id").values_list("step", "created_at", "level", "name", "text")[:_MARKS])
+    steps = np.array([event[0] or 0 for event in events], "<i8")
+    times = np.array([event[1].timestamp() for event in events], "<f8")
+    places = scale.place(steps, times)
+    return [
+        {"x": x, "step": step, "level": level, "name": name, "text": text}
+        for x, (step, _, level, name, text) in zip(places.tolist(), events, strict=True)
+    ]
+
+
+def _parse_cursor(cursor: str) -> tuple[int, int]:
+    number, _, offset = cursor.partition(".")
+    if not (number.isdecimal() and offset.isdecimal() and number.isascii() and offset.isascii() and len(cursor) < 40):
+        raise BadCursor(f"The cursor is {cursor!r:.60}; pass on the one that the last answer gave.")
+    return int(number), int(offset)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _ceil(value: float | None) -> int | None:
+    return None if value is None else _clamped(np.ceil(value))
+
+
+def _floor(value: float | None) -> int | None:
+    return None if value is None else _clamped(np.floor(value))
+
+
+def _clamped(value: float) -> int:
+    return int(min(max(value, -(2.0**62)), 2.0**62))

@@ -1,0 +1,59 @@
+"""The charts that the page of a run begins with: what to look at first, declared once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart. The first metric sets the unit; docs/charts.md says what the kinds look like."""
+
+    key: str
+    title: str
+    kind: Literal["line", "mirror", "stacked", "bars"]
+    metrics: tuple[str, ...]
+    help: str
+
+    @property
+    def metrics_json(self) -> str:
+        return json.dumps(self.metrics)
+
+
+CHARTS = (
+    Chart("reward", "Reward", "line", ("reward", "rewards/scored_mean"),
+          "Mean reward of the samples trained on, and of all scored rollouts: the latter includes groups that teach nothing."),
+    Chart("waits", "Who waits for whom", "mirror", ("perf/rollout_wait_s", "rollout/backpressure_s"),
+          "Up: the trainer waits for samples (generation-bound). Down: generation is held back (trainer-bound)."),
+    Chart("queue", "Samples in the queue", "line", ("sample/rollout_queue_size",),
+          "Near zero: the trainer is starving. Growing: generation runs ahead, and staleness will follow."),
+    Chart("staleness", "Staleness", "line", ("sample/staleness_mean", "sample/staleness_max"),
+          "Weight updates between sampling and training; max_staleness of the run is the bound."),
+    Chart("throughput", "Throughput", "line",
+          ("perf/forwarded_tok_s_fwd_bwd", "perf/forwarded_tok_s_wall_clock", "rollout/generated_tok_s"),
+          "Tokens per second of the trainer, during forward and backward and over the whole step, and of generation."),
+    Chart("mfu", "Model FLOPs utilisation", "line", ("perf/mfu_fwd_bwd", "perf/mfu_wall_clock"),
+          "On both time bases; shown where the device's peak is known."),
+    Chart("step_time", "Where a step's time goes", "stacked",
+          ("perf/rollout_wait_s", "perf/planner_s", "perf/fwd_bwd_s", "perf/optimizer_s", "perf/weight_sync_s",
+           "perf/checkpoint_s"),
+          "Parts of an optimizer step, stacked."),
+    Chart("concurrency", "Rollouts in flight", "line", ("rollout/concurrency", "rollout/concurrency_cap", "vllm/waiting"),
+          "Against the live cap; waiting requests mean that the server is full."),
+    Chart("kv", "KV cache in use", "line", ("vllm/kv_cache_usage", "vllm/prefix_cache_hit_frac"),
+          "Share of the server's KV cache, and of prompt tokens it did not have to compute."),
+    Chart("batch", "Batch fill and packing", "line", ("batch/row_fill_frac", "batch/packing_ratio"),
+          "How full rows are, and the work that sharing prefixes saves."),
+    Chart("loss", "Loss", "line", ("loss", "grad_norm"), "The policy loss hovers around zero; read it with the reward."),
+    Chart("kl", "KL to the sampler", "line", ("kl", "sampling/mismatch_kl"),
+          "How far the trainer is from what generated the samples; growth warns of a collapse."),
+    Chart("entropy", "Entropy", "line", ("entropy",), "Falling to zero: the policy no longer explores."),
+    Chart("clip", "Clipped tokens", "line",
+          ("clip_ratio/low_mean", "clip_ratio/high_mean", "sampling/masked_mean"), "Shares of trained tokens."),
+    Chart("lengths", "Completion length", "line",
+          ("completions/mean_length", "completions/min_length", "completions/max_length"), "Generated tokens of a rollout."),
+    Chart("groups", "Groups that teach nothing", "line", ("frac_reward_zero_std", "completions/clipped_ratio"),
+          "Groups whose rewards are all equal; and rollouts cut at the token limit, which often earn nothing."),
+)  # fmt: skip
