@@ -1,0 +1,168 @@
+"""The trainer's end of the sample queue: waiting, dropping what is stale, and keeping account of prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from trainer_core.metrics import MetricBuffer
+from trainer_core.rollout.messages import (
+    GroupConsumed,
+    GroupDropped,
+    ServerBack,
+    ServerLost,
+    WorkerEvent,
+    WorkerMetrics,
+)
+from trainer_core.rollout.state import RolloutState
+from trainer_core.rollout.types import RolloutSample
+from trainer_core.spool import Spool
+
+POLL_S = 1.0
+REPORT_EVERY_S = 30.0
+CONTROL_FILE = "control"
+Order = Literal["stop", "stop_and_save"]
+
+
+class Worker(Protocol):
+    """The part of the rollout worker that the intake uses."""
+
+    def get(self, timeout: float) -> RolloutSample | None: ...
+
+    def receive(self) -> list[object]: ...
+
+    def send(self, message: object) -> None: ...
+
+    def queue_size(self) -> int: ...
+
+
+@dataclass
+class _Group:
+    """Progress of a group: samples pulled from the queue, of these to be trained, and finished (trained or dropped)."""
+
+    pulled: int = 0
+    kept: int = 0
+    finished: int = 0
+
+
+class SampleIntake:
+    """Pulls samples one at a time and remembers which prompts are done.
+
+    A group's admission slot is given back when its last sample is pulled: from then on nothing can make it staler. Its
+    prompt counts as done when the last sample was trained or dropped.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        state: RolloutState,
+        max_staleness: int,
+        prompts_wanted: float,
+        control_path: Path,
+        spool: Spool,
+        metrics: Callable[[], Iterable[MetricBuffer]],
+        server_back: Callable[[str], None],
+    ) -> None:
+        self.worker = worker
+        self.state = state
+        self.order: Order | None = None
+        self.step = 0
+        self._max_staleness = max_staleness
+        self._prompts_wanted = prompts_wanted
+        self._control_path = control_path
+        self._spool = spool
+        self._buffers = metrics
+        self._server_back = server_back
+        self._groups: dict[str, _Group] = {}
+        self._complete = 0  # groups pulled whole and not finished
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every prompt that was wanted is done, or will be with the samples already pulled."""
+        return self.state.prompts_done() + self._complete >= self._prompts_wanted
+
+    def poll(self) -> None:
+        """Look at the control file and at the worker's messages. Raises ValueError on an unknown order."""
+        if self.order is None and self._control_path.is_file():
+            word = self._control_path.read_text().strip()
+            if word in ("stop", "stop_and_save"):
+                self.order = word  # type: ignore[assignment]
+            elif word:
+                raise ValueError(f"the control file says {word!r}; allowed are stop and stop_and_save")
+        for message in self.worker.receive():
+            self._handle(message)
+
+    def next(self) -> RolloutSample | None:
+        """The next sample that is fresh enough; None when an order came or all prompts are done.
+
+        Waits as long as the worker lives and its heartbeat is fresh; the worker raises otherwise.
+        """
+        started = time.monotonic()
+        reported = started
+        while True:
+            self.poll()
+            if self.order is not None or (self.exhausted and not self.worker.queue_size()):
+                return None
+            self.add("sample/rollout_queue_size", self.worker.queue_size())
+            before = time.monotonic()
+            sample = self.worker.get(timeout=POLL_S)
+            now = time.monotonic()
+            self.add("perf/rollout_wait_s", now - before)
+            if sample is not None:
+                if (accepted := self._accept(sample)) is not None:
+                    return accepted
+            elif now - reported >= REPORT_EVERY_S:
+                reported = now
+                print(f"waiting for samples, {now - started:.0f} s", flush=True)
+
+    def finish(self, sample: RolloutSample) -> None:
+        """The sample was trained or dropped; with the last one of its group the prompt is done."""
+        group = self._groups[sample.group_id]
+        group.finished += 1
+        if group.finished == sample.group_size:
+            del self._groups[sample.group_id]
+            self._complete -= 1
+            self.state.mark(sample.epoch, sample.row_index)
+
+    def add(self, name: str, value: float | tuple[float, float]) -> None:
+        for buffer in self._buffers():
+            buffer.add(name, value)
+
+    def _accept(self, sample: RolloutSample) -> RolloutSample | None:
+        group = self._groups.setdefault(sample.group_id, _Group())
+        staleness = self.state.weight_version - sample.weight_version
+        fresh = staleness <= self._max_staleness
+        group.pulled += 1
+        group.kept += fresh
+        if group.pulled == sample.group_size:
+            self._complete += 1
+            self.worker.send(GroupConsumed(sample.group_id, group.kept))
+        self.add("sample/dropped_stale_total", float(not fresh))
+        if not fresh:
+            self.finish(sample)
+            return None
+        self.add("sample/time_in_queue_s", max(0.0, time.time() - sample.queued_at))
+        self.add("sample/staleness_mean", staleness)
+        self.add("sample/staleness_max", staleness)
+        return sample
+
+    def _handle(self, message: object) -> None:
+        if isinstance(message, WorkerMetrics):
+            for name, values in message.values.items():
+                for value in values:
+                    self.add(name, value)
+        elif isinstance(message, GroupDropped):
+            self.state.mark(message.epoch, message.row_index)
+        elif isinstance(message, WorkerEvent):
+            self._spool.event(self.step, message.level, message.name, message.text, **message.data)
+        elif isinstance(message, ServerLost):
+            text = f"The server at {message.url} stopped answering; generation is on hold."
+            self._spool.event(self.step, "warning", "server_lost", text, url=message.url)
+        elif isinstance(message, ServerBack):
+            self._server_back(message.url)
+        else:
+            raise TypeError(f"the rollout worker sent a {type(message).__name__}, which the trainer does not know")

@@ -1,0 +1,238 @@
+"""Start one training attempt: python -m trainer_core.launch --spec RUN/spec.yaml ... (docs/architecture.md).
+
+Checks go from cheap to expensive, so that a mistake is told in seconds and before the model is loaded. Every failure ends as
+one sentence in a `failed` event of the spool, and exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_core.spec import RunSpec
+from trainer_core.spool import SPOOL_FILE, Spool
+
+if TYPE_CHECKING:
+    from trainer_core.config import AsyncGRPOConfig
+    from trainer_core.trainer import AsyncGRPOTrainer
+
+CHECKPOINTS = "checkpoints"
+REWARDS = "rewards"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the attempt; returns the exit code: 0 done or stopped by order, 1 failed."""
+    arguments = _parser().parse_args(argv)
+    spool = Spool(arguments.attempt_dir / SPOOL_FILE)
+    try:
+        train(arguments, spool)
+    except Exception as error:  # noqa: BLE001  whatever it is, the run's page has to say it
+        traceback.print_exc()
+        spool.event(0, "error", "failed", sentence(error), kind=type(error).__name__)
+        return 1
+    finally:
+        spool.close()
+    return 0
+
+
+def train(arguments: argparse.Namespace, spool: Spool) -> None:
+    """Build the trainer from the spec and train. Raises what stopped it."""
+    spec = _read_spec(arguments.spec)
+    _check_model(arguments.model)
+    if arguments.resume is not None:
+        _check_checkpoint(arguments.resume)
+    _set_threads()
+
+    from trainer_core.rollout.datasets import load_prompts
+
+    train_dataset = load_prompts(spec.data)
+    reward_funcs = _rewards(spec, arguments.run_dir)
+
+    trainer = build_trainer(spec, arguments, train_dataset, reward_funcs)
+    trainer.train(resume_from_checkpoint=None if arguments.resume is None else str(arguments.resume))
+    step, order = trainer.state.global_step, trainer.stop_order
+    if order is None:
+        spool.event(step, "info", "finished", f"Training finished after {step} steps.")
+    else:
+        spool.event(step, "info", "stopped", f"Training was stopped after {step} steps.", order=order)
+
+
+def build_trainer(spec: RunSpec, arguments: argparse.Namespace, train_dataset: Any, reward_funcs: list[Any]) -> Any:
+    """The trainer of a spec, with its model loaded."""
+    from transformers import PrinterCallback
+
+    from trainer_core.trainer import AsyncGRPOTrainer
+
+    trainer: AsyncGRPOTrainer = AsyncGRPOTrainer(
+        str(arguments.model),
+        reward_funcs,
+        args=config_of(spec, arguments.run_dir, arguments.attempt_dir, arguments.server),
+        train_dataset=train_dataset,
+        peft_config=lora_of(spec),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_progress_callback())
+    return trainer
+
+
+def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list[str]) -> AsyncGRPOConfig:
+    """AsyncGRPOConfig of a RunSpec."""
+    from trainer_core.config import AsyncGRPOConfig
+
+    rollout, training = spec.rollout, spec.training
+    budget = spec.server.max_model_len if training.token_budget is None else training.token_budget
+    return AsyncGRPOConfig(
+        output_dir=str(run_dir / CHECKPOINTS),
+        attempt_dir=str(attempt_dir),
+        run_name=run_dir.name,
+        disable_tqdm=True,
+        seed=training.seed,
+        data_seed=spec.data.seed,
+        dtype=spec.model.dtype,
+        trust_remote_code=spec.model.trust_remote_code,
+        bf16=training.bf16,
+        gradient_checkpointing=training.gradient_checkpointing,
+        # rollouts
+        num_generations=rollout.num_generations,
+        max_completion_length=rollout.max_completion_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        repetition_penalty=rollout.repetition_penalty,
+        max_staleness=rollout.max_staleness,
+        max_concurrent_rollouts=rollout.max_concurrent_rollouts,
+        queue_maxsize=rollout.queue_maxsize,
+        reward_timeout=rollout.reward_timeout,
+        reward_weights=[reward.weight for reward in spec.rewards],
+        vllm_server_base_url=server_urls,
+        # the step
+        max_steps=training.max_steps,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler_type,
+        warmup_steps=training.warmup_steps,
+        per_device_train_batch_size=training.per_device_train_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        token_budget=budget,
+        loss_type=training.loss_type,
+        scale_rewards=training.scale_rewards,
+        epsilon=training.epsilon,
+        epsilon_high=training.epsilon_high,
+        max_grad_norm=training.max_grad_norm,
+        adam_beta2=training.adam_beta2,
+        weight_decay=training.weight_decay,
+        mask_truncated_completions=training.mask_truncated_completions,
+        vllm_importance_sampling_clip_min=training.importance_sampling_min,
+        vllm_importance_sampling_clip_max=training.importance_sampling_max,
+        weight_sync_steps=training.weight_sync_steps,
+        save_strategy="steps",
+        save_steps=spec.checkpoints.save_steps,
+        save_total_limit=spec.checkpoints.save_total_limit,
+    )
+
+
+def lora_of(spec: RunSpec) -> Any:
+    """LoraConfig of a RunSpec; None for full training."""
+    from peft import LoraConfig
+
+    if not spec.lora.enabled:
+        return None
+    names = spec.lora.target_modules.strip()
+    targets = names if names == "all-linear" else [name.strip() for name in names.split(",") if name.strip()]
+    return LoraConfig(
+        r=spec.lora.r,
+        lora_alpha=spec.lora.alpha,
+        lora_dropout=spec.lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+def sentence(error: BaseException) -> str:
+    """What happened, for people: the error's first line, with the place to turn where we know it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return (
+            "The trainer ran out of memory: lower training.token_budget or per_device_train_batch_size, or turn on gradient "
+            "checkpointing."
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return text[:1].upper() + text[1:]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trainer_core.launch", description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, help="the run's RunSpec, as YAML")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run: rewards and checkpoints")
+    parser.add_argument("--attempt-dir", type=Path, required=True, help="folder of the attempt: control file and spool")
+    parser.add_argument("--model", required=True, help="folder or hub id of the model, as the server serves it")
+    parser.add_argument("--server", action="append", required=True, help="URL of a vLLM server; repeat for replicas")
+    parser.add_argument("--resume", type=Path, help="checkpoint folder to continue from")
+    return parser
+
+
+def _read_spec(path: Path) -> RunSpec:
+    if not path.is_file():
+        raise ValueError(f"the spec {path} does not exist")
+    return RunSpec.from_yaml(path.read_text())
+
+
+def _check_model(model: str) -> None:
+    """A path must be a model folder; anything else is a hub id, which the loader checks."""
+    path = Path(model)
+    looks_local = path.is_absolute() or model.startswith((".", "~")) or path.exists()
+    if looks_local and not (path.expanduser() / "config.json").is_file():
+        raise ValueError(f"model {model} does not exist or has no config.json; give a Hugging Face model folder or a hub id")
+
+
+def _check_checkpoint(folder: Path) -> None:
+    from trainer_core.checkpoint import load_rollout_state
+
+    load_rollout_state(folder)
+
+
+def _rewards(spec: RunSpec, run_dir: Path) -> list[Callable[..., Any]]:
+    from trainer_core.rewards import load_reward
+
+    return [load_reward(reward, run_dir / REWARDS) for reward in spec.rewards]
+
+
+def _set_threads() -> None:
+    """One thread on a CPU, where the server shares the cores and threads of both would wait for one another."""
+    import torch
+
+    threads = os.environ.get("OFFBEAT_TORCH_THREADS")
+    if threads is not None:
+        torch.set_num_threads(int(threads))
+    elif not torch.cuda.is_available():
+        torch.set_num_threads(1)
+
+
+def _progress_callback() -> Any:
+    """Prints one line a step."""
+    from transformers import TrainerCallback
+
+    class Progress(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "perf/step_s" in logs:
+                print(
+                    f"{time.strftime('%H:%M:%S')} step {state.global_step}/{state.max_steps} reward {logs['reward']:.3f} "
+                    f"loss {logs['loss']:+.4f} kl {logs['kl']:.4f} staleness {logs['sample/staleness_mean']:.1f} "
+                    f"{logs['perf/step_s']:.1f} s (waited {logs['perf/rollout_wait_s']:.1f} s, "
+                    f"computed {logs['perf/fwd_bwd_s']:.1f} s)",
+                    flush=True,
+                )
+
+    return Progress()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

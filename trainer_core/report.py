@@ -1,0 +1,121 @@
+"""Metrics of an optimizer step: collected while it runs, written once when it ends."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from trainer_core.flops import FlopCounter
+from trainer_core.metrics import MetricBuffer
+from trainer_core.packing.collator import PackedRow
+from trainer_core.rollout.types import RolloutSample
+
+MicroBatchRows = Sequence[PackedRow]
+
+
+class StepReport:
+    """Values of the running step. `step` is flushed into one spool line; `log` lives until the next Trainer.log."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.step = MetricBuffer()
+        self.log = MetricBuffer()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._device = device
+        self._started = time.perf_counter()
+
+    @property
+    def buffers(self) -> tuple[MetricBuffer, MetricBuffer]:
+        return self.step, self.log
+
+    def add(self, name: str, value: float | tuple[float, float]) -> None:
+        for buffer in self.buffers:
+            buffer.add(name, value)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to `name`; waits for the GPU, whose work is queued."""
+        started = self.now()
+        yield
+        self.seconds[name] += self.now() - started
+
+    def add_samples(self, samples: Sequence[RolloutSample]) -> None:
+        """Metrics of the samples that a step trains on."""
+        by_group: dict[str, dict[str, float]] = defaultdict(dict)
+        for sample in samples:
+            by_group[sample.group_id][sample.rollout_id] = sample.reward
+            self.add("reward", sample.reward)
+            self.add("sample/forwarded_tokens_mean", len(sample.input_ids))
+            self.add("sample/forwarded_tokens_max", len(sample.input_ids))
+            self.add("sample/trained_tokens_mean", float(np.sum(sample.completion_mask)))
+            for name, value in sample.metrics.items():
+                self.add(name, value)
+        for rewards in by_group.values():
+            if len(rewards) > 1:
+                self.add("reward_std", float(np.std(list(rewards.values()), ddof=1)))
+
+    def add_rows(self, micro_batches: Sequence[MicroBatchRows], token_budget: int | None) -> None:
+        """Metrics of the step's packing. Rows without samples are filler and count only as imbalance."""
+        rows = [row for micro_batch in micro_batches for row in micro_batch if row.samples]
+        for row in rows:
+            self.add("batch/samples_per_row", row.samples)
+            self.add("batch/row_tokens_mean", row.tokens)
+            self.add("batch/row_tokens_max", row.tokens)
+            if token_budget is not None:
+                self.add("batch/row_fill_frac", row.tokens / token_budget)
+            self.add("batch/packing_ratio", (float(row.raw_tokens), float(row.tokens)))
+            scored = len(np.unique(row.token_index))
+            self.add("batch/masked_token_frac", (float(row.tokens - scored), float(row.tokens)))
+        used = [micro_batch for micro_batch in micro_batches if any(row.samples for row in micro_batch)]
+        for micro_batch in used:
+            costs = [row.cost for row in micro_batch]
+            lengths = [row.tokens for row in micro_batch]
+            self.add("batch/row_imbalance", max(costs) / (sum(costs) / len(costs)))
+            self.add("batch/pad_frac", 1 - sum(lengths) / (len(lengths) * max(lengths)))
+        self.add("batch/samples_per_step", sum(row.samples for row in rows))
+        self.add("batch/microbatches_per_step", len(used))
+        self.add("batch/forwarded_tokens_per_step", self.tokens(rows))
+        self.add("batch/trained_tokens_per_step", sum(row.terms for row in rows))
+
+    @staticmethod
+    def tokens(rows: MicroBatchRows) -> int:
+        return sum(row.tokens for row in rows)
+
+    def finish(self, rows: MicroBatchRows, flops: FlopCounter, peak: float | None, devices: int) -> dict[str, float]:
+        """Close the step: times, throughput, memory. Returns the reduced values and starts the next step.
+
+        `rows` are those of all ranks; `peak` is one device's FLOP/s, None where unknown.
+        """
+        now = time.perf_counter()
+        wall = now - self._started
+        self._started = now
+        work = sum(flops.total(row.tokens, row.pairs, len(np.unique(row.token_index))) for row in rows)
+        tokens, terms = self.tokens(rows), sum(row.terms for row in rows)
+        compute = self.seconds["perf/fwd_bwd_s"]
+        self.add("perf/step_s", wall)
+        for name, seconds in self.seconds.items():
+            self.add(name, seconds)
+        self.add("perf/forwarded_tok_s_fwd_bwd", tokens / compute)
+        self.add("perf/forwarded_tok_s_wall_clock", tokens / wall)
+        self.add("perf/trained_tok_s_wall_clock", terms / wall)
+        self.add("perf/model_tflops_s", work / compute / 1e12)
+        if peak is not None:
+            self.add("perf/mfu_fwd_bwd", 100 * work / compute / (peak * devices))
+            self.add("perf/mfu_wall_clock", 100 * work / wall / (peak * devices))
+        if self._device.type == "cuda":
+            self.add("perf/gpu_mem_peak_gib", torch.cuda.max_memory_allocated(self._device) / 2**30)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self.add("perf/cpu_mem_peak_gib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        self.seconds.clear()
+        return self.step.flush()
+
+    def now(self) -> float:
+        """Seconds of a steady clock, once all work of the device is done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
