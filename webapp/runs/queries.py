@@ -1,0 +1,98 @@
+"""The list of runs: filters, search, sorting and pages, in a fixed number of queries however many runs there are."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+
+from django.db import connection
+from django.db.models import Count, F, Q, QuerySet, TextField
+from django.db.models.fields.json import KT
+from django.db.models.functions import Cast
+
+from webapp.runs.models import LIVE, Run, State
+
+SORTS = {
+    "created": "created_at", "name": "name", "state": "state", "model": "model", "reward": "summary__reward",
+    "step": "summary__step", "tok_s": "summary__tok_s", "staleness": "summary__staleness", "ended": "ended_at",
+}  # fmt: skip
+"""What a list may be sorted by; a minus in front turns it round. Runs without a value come last either way."""
+
+MAX_PER_PAGE = 500
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """What a list shows. `states` may hold "live". Every word of `search` must occur in name, tags, model, notes or id.
+
+    Raises ValueError with a sentence when a state or sort is unknown, or a page is out of bounds.
+    """
+
+    states: tuple[str, ...] = ()
+    search: str = ""
+    tag: str = ""
+    owner: str = ""
+    archived: bool = False
+    sort: str = "-created"
+    page: int = 1
+    per_page: int = 50
+
+    def __post_init__(self) -> None:
+        for state in self.states:
+            if state != "live" and state not in State.values:
+                raise ValueError(f"There is no state {state!r:.40}; there are live, {', '.join(State.values)}.")
+        if self.sort.removeprefix("-") not in SORTS:
+            raise ValueError(f"Runs can't be sorted by {self.sort!r:.40}; they can by {', '.join(SORTS)}.")
+        if not 1 <= self.per_page <= MAX_PER_PAGE or not 1 <= self.page <= 10**9:
+            raise ValueError(f"A page holds 1 to {MAX_PER_PAGE} runs, and pages count from 1.")
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """`runs` have their owner and a `model` attribute. `states` counts the runs in each state, whatever is filtered."""
+
+    runs: list[Run]
+    total: int
+    page: int
+    pages: int
+    states: dict[str, int] = field(default_factory=dict)
+
+
+def list_runs(wanted: RunFilter) -> RunPage:
+    """One page of runs. Three queries."""
+    shown = Run.objects.filter(archived=wanted.archived)
+    states = dict(shown.order_by().values_list("state").annotate(Count("pk")))
+    matching = _filtered(shown.annotate(model=KT("spec__model__path")), wanted)
+    total = matching.count()
+    descending = wanted.sort.startswith("-")
+    key = F(SORTS[wanted.sort.removeprefix("-")])
+    order = key.desc(nulls_last=True) if descending else key.asc(nulls_last=True)
+    first = (wanted.page - 1) * wanted.per_page
+    runs = (
+        matching.select_related("owner").defer("spec").order_by(order, "-created_at")[first : first + wanted.per_page]
+    )
+    return RunPage(list(runs), total, wanted.page, max(1, math.ceil(total / wanted.per_page)), states)
+
+
+def _filtered(runs: QuerySet[Run], wanted: RunFilter) -> QuerySet[Run]:
+    if wanted.states:
+        states = {state for state in wanted.states if state != "live"} | set(LIVE if "live" in wanted.states else ())
+        runs = runs.filter(state__in=states)
+    if wanted.owner:
+        runs = runs.filter(owner__username=wanted.owner)
+    if wanted.tag:
+        runs = _with_tag(runs, wanted.tag)
+    for word in wanted.search.split()[:10]:
+        escaped = json.dumps(word)[1:-1]  # as SQLite holds tags and notes: with non-ASCII letters escaped
+        runs = runs.annotate(tags_text=Cast("tags", TextField()), notes=KT("spec__notes")).filter(
+            Q(name__icontains=word) | Q(model__icontains=word) | Q(notes__icontains=word) | Q(id__icontains=word)
+            | Q(tags_text__icontains=word) | Q(tags_text__icontains=escaped)
+        )  # fmt: skip
+    return runs
+
+
+def _with_tag(runs: QuerySet[Run], tag: str) -> QuerySet[Run]:
+    if connection.features.supports_json_field_contains:
+        return runs.filter(tags__contains=[tag])
+    return runs.annotate(tags_text=Cast("tags", TextField())).filter(tags_text__contains=json.dumps(tag))
