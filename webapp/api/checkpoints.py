@@ -1,0 +1,85 @@
+"""Checkpoints: list, files, downloads."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from uuid import UUID
+
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.urls import reverse
+from ninja import Router
+
+from webapp.api.auth import get_run
+from webapp.api.schemas import CheckpointOut, Detail, Id
+from webapp.checkpoints import files, views
+from webapp.checkpoints.models import Checkpoint
+
+router = Router(tags=["checkpoints"])
+
+
+@router.get("/runs/{uuid:run_id}/checkpoints", response={200: list[CheckpointOut], 404: Detail})
+def list_(request: HttpRequest, run_id: UUID, deleted: bool = False) -> list[dict[str, Any]]:
+    """Checkpoints of a run, newest first; with `deleted` those too whose files are gone."""
+    run = get_run(run_id)
+    files.mark_deleted(run)
+    found = run.checkpoints.select_related("run", "attempt")
+    return [_as_out(request, item) for item in (found if deleted else found.filter(deleted_at=None))]
+
+
+@router.get("/checkpoints/{int:checkpoint_id}", response={200: CheckpointOut, 404: Detail})
+def get(request: HttpRequest, checkpoint_id: Id) -> dict[str, Any]:
+    return _as_out(request, _get(checkpoint_id))
+
+
+@router.api_operation(
+    ["GET", "HEAD"],
+    "/checkpoints/{int:checkpoint_id}/files/{path:name}",
+    response={200: None, 404: Detail},
+    url_name="file",
+)
+def download(request: HttpRequest, checkpoint_id: Id, name: str) -> HttpResponseBase:
+    """One file; Range, If-Range and ETag work, so that a download can go on where it broke off."""
+    return views.one_file(request, checkpoint_id, name)
+
+
+@router.api_operation(
+    ["GET", "HEAD"], "/checkpoints/{int:checkpoint_id}/zip", response={200: None, 404: Detail}, url_name="zip"
+)
+def download_zip(
+    request: HttpRequest, checkpoint_id: Id, part: Literal["model", "resume", "all"] = "model"
+) -> HttpResponseBase:
+    """Several files as one zip: what is needed to use the model, what is needed to resume, or all."""
+    return views.many_files(request, checkpoint_id, part)
+
+
+@router.get("/checkpoints/{int:checkpoint_id}/sha256/{path:name}", response={200: dict[str, str], 404: Detail})
+def sha256(request: HttpRequest, checkpoint_id: Id, name: str) -> dict[str, str]:
+    """The digest of a file; reads all of it."""
+    file = files.find(_get(checkpoint_id), name)
+    if file is None:
+        raise Http404("The checkpoint has no file of this name.")
+    return {"name": file.name, "sha256": files.sha256(file)}
+
+
+def _get(checkpoint_id: int) -> Checkpoint:
+    found = Checkpoint.objects.select_related("run", "attempt").filter(pk=checkpoint_id).first()
+    if found is None:
+        raise Http404(f"There is no checkpoint {checkpoint_id}.")
+    return found
+
+
+def _as_out(request: HttpRequest, checkpoint: Checkpoint) -> dict[str, Any]:
+    def url(route: str, /, **arguments: Any) -> str:
+        path = reverse(f"api:{route}", kwargs={"checkpoint_id": checkpoint.pk, **arguments})
+        return request.build_absolute_uri(path)
+
+    return {
+        **{name: getattr(checkpoint, name) for name in (
+            "id", "step", "kind", "size_bytes", "reward", "created_at", "deleted_at",
+        )},
+        "run": checkpoint.run_id, "attempt": checkpoint.attempt.number, "zip_url": url("zip"),
+        "files": [
+            {"name": file.name, "size": file.size, "part": file.part, "url": url("file", name=file.name)}
+            for file in (files.listing(checkpoint) if checkpoint.deleted_at is None else [])
+        ],
+    }  # fmt: skip

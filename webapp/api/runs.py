@@ -1,0 +1,231 @@
+"""Runs: list, make, steer; their events, rollouts and logs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.http import Http404, HttpRequest
+from django.urls import reverse
+from ninja import Query, Router
+from pydantic import ValidationError
+
+from trainer_core.spec import RunSpec
+from webapp.api.auth import get_own_run, get_run, user_of
+from webapp.api.errors import Invalid
+from webapp.api.schemas import (
+    ArchiveIn,
+    CloneIn,
+    Detail,
+    EventOut,
+    Id,
+    LogFile,
+    LogPiece,
+    Problems,
+    ResumeIn,
+    RolloutOut,
+    RunIn,
+    RunList,
+    RunOut,
+    SpecChecked,
+    SpecIn,
+    StopIn,
+)
+from webapp.checkpoints import files
+from webapp.runs import lifecycle, logs, services
+from webapp.runs.diagnosis import diagnosis_of
+from webapp.runs.models import Run
+from webapp.runs.problems import Problem, from_pydantic
+from webapp.runs.queries import RunFilter, list_runs
+
+router = Router(tags=["runs"])
+ERRORS = {401: Detail, 403: Detail, 404: Detail, 409: Detail, 422: Problems}
+
+
+@router.get("/runs", response={200: RunList, 422: Detail})
+def list_(
+    request: HttpRequest, state: Annotated[list[str], Query()] = [], search: str = "", tag: str = "", owner: str = "",  # noqa: B006
+    archived: bool = False, sort: str = "-created", page: int = 1, per_page: int = 50,
+) -> dict[str, Any]:  # fmt: skip
+    """Runs by page. `state` may be repeated and may be `live`; `sort` takes a minus for descending."""
+    try:
+        wanted = RunFilter(tuple(state), search, tag, owner, archived, sort, page, per_page)
+    except ValueError as error:
+        raise Invalid(str(error)) from error
+    found = list_runs(wanted)
+    return {
+        "items": found.runs, "total": found.total, "page": found.page, "pages": found.pages, "states": found.states,
+    }  # fmt: skip
+
+
+@router.post("/runs", response={201: RunOut, **ERRORS})
+def create(request: HttpRequest, body: RunIn) -> tuple[int, dict[str, Any]]:
+    """Make a draft, and queue it with `launch`. Checked first, as the form does; nothing is made when something is wrong."""
+    return 201, as_out(request, _create(request, parse_spec(body), launch=body.launch))
+
+
+@router.get("/runs/{uuid:run_id}", response={200: RunOut, 404: Detail})
+def get(request: HttpRequest, run_id: UUID) -> dict[str, Any]:
+    return as_out(request, get_run(run_id))
+
+
+@router.post("/runs/{uuid:run_id}/launch", response={200: RunOut, **ERRORS})
+def launch(request: HttpRequest, run_id: UUID) -> dict[str, Any]:
+    """Queue a draft. 409 when it is none."""
+    run = get_own_run(request, run_id)
+    check(run.run_spec())
+    lifecycle.launch(run, user_of(request))
+    return as_out(request, run)
+
+
+@router.post("/runs/{uuid:run_id}/stop", response={200: RunOut, **ERRORS})
+def stop(request: HttpRequest, run_id: UUID, body: StopIn = StopIn(save=False)) -> dict[str, Any]:
+    """Ask for an end; the state follows within seconds. 409 when it is not live."""
+    run = get_own_run(request, run_id)
+    lifecycle.stop(run, user_of(request), save=body.save)
+    return as_out(request, run)
+
+
+@router.post("/runs/{uuid:run_id}/resume", response={200: RunOut, **ERRORS})
+def resume(request: HttpRequest, run_id: UUID, body: ResumeIn = ResumeIn(checkpoint=None)) -> dict[str, Any]:
+    """Queue a new attempt of an ended run. 409 when it is live."""
+    run = get_own_run(request, run_id)
+    files.mark_deleted(run)
+    checkpoint = None
+    if body.checkpoint is not None:
+        checkpoint = run.checkpoints.filter(pk=body.checkpoint).first()
+        if checkpoint is None:
+            raise Http404(f"The run has no checkpoint {body.checkpoint}.")
+    lifecycle.resume(run, user_of(request), checkpoint)
+    return as_out(request, run)
+
+
+@router.post("/runs/{uuid:run_id}/archive", response={200: RunOut, **ERRORS})
+def archive(request: HttpRequest, run_id: UUID, body: ArchiveIn = ArchiveIn()) -> dict[str, Any]:
+    """Take an ended run out of the list, or put it back."""
+    run = get_own_run(request, run_id)
+    services.set_archived(run, user_of(request), body.archived)
+    return as_out(request, run)
+
+
+@router.post("/runs/{uuid:run_id}/clone", response={201: RunOut, **ERRORS})
+def clone(
+    request: HttpRequest, run_id: UUID, body: CloneIn = CloneIn(spec=None, yaml=None)
+) -> tuple[int, dict[str, Any]]:
+    """A new draft with the run's spec, or with a changed one. Anybody may clone what they can see."""
+    parent = get_run(run_id)
+    spec = parent.run_spec() if body.spec is None and body.yaml is None else parse_spec(body)
+    return 201, as_out(request, _create(request, spec, launch=False, parent=parent))
+
+
+@router.delete("/runs/{uuid:run_id}", response={204: None, **ERRORS})
+def delete(request: HttpRequest, run_id: UUID) -> tuple[int, None]:
+    """Delete a run with its checkpoints, rollouts and logs. 409 while it is live."""
+    services.delete_run(get_own_run(request, run_id))
+    return 204, None
+
+
+@router.get("/spec/schema", response=dict, tags=["spec"])
+def spec_schema(request: HttpRequest) -> dict[str, Any]:
+    """JSON schema of a run's spec."""
+    return RunSpec.model_json_schema()
+
+
+@router.post("/spec/validate", response={200: SpecChecked, 401: Detail, 422: Detail}, tags=["spec"])
+def spec_validate(request: HttpRequest, body: SpecIn) -> dict[str, Any]:
+    """Everything that is wrong with a spec, and what is allowed; nothing is made."""
+    try:
+        spec = parse_spec(body)
+    except Invalid as error:
+        return {"valid": False, "problems": services.as_json(error.problems), "spec": None, "yaml": None}
+    problems = services.as_json(services.check_spec(spec))
+    return {
+        "valid": not problems, "problems": problems, "spec": spec.model_dump(mode="json"), "yaml": spec.to_yaml(),
+    }  # fmt: skip
+
+
+@router.get("/runs/{uuid:run_id}/events", response={200: list[EventOut], 404: Detail})
+def events(
+    request: HttpRequest, run_id: UUID, after: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> Any:  # fmt: skip
+    """Events with an id above `after`, oldest first."""
+    found = get_run(run_id).events.filter(pk__gt=after).select_related("attempt", "actor").order_by("id")
+    return list(found[:limit])
+
+
+@router.get("/runs/{uuid:run_id}/rollouts", response={200: list[RolloutOut], 404: Detail})
+def rollouts(
+    request: HttpRequest, run_id: UUID, after: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    step: Annotated[int | None, Query(ge=-(2**62), le=2**62)] = None, group: str = "",
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> Any:  # fmt: skip
+    """Stored rollouts with an id above `after`, of one weight version or group if asked."""
+    found = get_run(run_id).rollouts.filter(pk__gt=after).select_related("attempt").order_by("id")
+    if step is not None:
+        found = found.filter(step=step)
+    if group:
+        found = found.filter(group_id=group)
+    return list(found[:limit])
+
+
+@router.get("/runs/{uuid:run_id}/logs", response={200: list[LogFile], 404: Detail})
+def log_list(request: HttpRequest, run_id: UUID) -> list[dict[str, Any]]:
+    """Log files of all attempts, the newest attempt first."""
+    return [
+        {"attempt": attempt.number, "name": path.name, "size": path.stat().st_size}
+        for attempt in get_run(run_id).attempts.order_by("-number")
+        for path in logs.log_files(attempt)
+    ]
+
+
+@router.get("/runs/{uuid:run_id}/logs/{int:attempt}/{name}", response={200: LogPiece, 404: Detail})
+def log(
+    request: HttpRequest, run_id: UUID, attempt: Id, name: str, after: Annotated[int | None, Query(ge=0)] = None
+) -> dict[str, Any]:
+    """The end of a log; or, with `after` (the `end` of the last answer), what came since."""
+    found = get_run(run_id).attempts.filter(number=attempt).first()
+    path = next((path for path in logs.log_files(found) if path.name == name), None) if found else None
+    if path is None:
+        raise Http404(f"Attempt {attempt} has no log of this name.")
+    return (logs.read_end(path) if after is None else logs.read_after(path, after)).as_json()
+
+
+def parse_spec(body: SpecIn) -> RunSpec:
+    """Raises Invalid, with one problem for each field that is wrong."""
+    if (body.spec is None) == (body.yaml is None):
+        raise Invalid("Give the spec either as 'spec', an object, or as 'yaml', a text.")
+    try:
+        return RunSpec.model_validate(body.spec) if body.yaml is None else RunSpec.from_yaml(body.yaml)
+    except ValidationError as error:
+        raise Invalid.of(from_pydantic(error)) from error
+    except ValueError as error:
+        raise Invalid.of([Problem("", f"{error}.")]) from error
+
+
+def check(spec: RunSpec) -> None:
+    """Raises Invalid when the run could not start."""
+    if problems := services.check_spec(spec):
+        raise Invalid.of(problems)
+
+
+def _create(request: HttpRequest, spec: RunSpec, *, launch: bool, parent: Run | None = None) -> Run:
+    check(spec)
+    run = services.create_run(spec, user_of(request), parent=parent)
+    if launch:
+        lifecycle.launch(run, user_of(request))
+    return run
+
+
+def as_out(request: HttpRequest, run: Run) -> dict[str, Any]:
+    """A run for RunOut."""
+    return {
+        **{name: getattr(run, name) for name in (
+            "id", "name", "owner", "state", "reason", "tags", "summary", "archived", "created_at", "queued_at",
+            "started_at", "ended_at", "desired", "spec",
+        )},
+        "model": run.spec.get("model", {}).get("path", ""), "parent": run.parent_id, "live": run.is_live,
+        "attempts": list(run.attempts.select_related("host").order_by("number")),
+        "diagnosis": diagnosis_of(run),
+        "url": request.build_absolute_uri(reverse("runs:detail", args=[run.pk])),
+    }  # fmt: skip

@@ -1,0 +1,278 @@
+"""What the API takes and gives. Field docs end up in the OpenAPI schema."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from ninja import Field, Path, Schema
+from pydantic import ConfigDict
+
+Id = Annotated[int, Path(ge=1, le=2**62)]
+"""A number in a URL; larger ones would not fit the database."""
+
+
+class Strict(Schema):
+    """A request body: unknown keys are an error, so that a typo is not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Detail(Schema):
+    """Every error: one sentence that says what was found and what is allowed."""
+
+    detail: str
+
+
+class ProblemOut(Schema):
+    field: str = Field(description="Dotted path in the spec, '' for the spec as a whole.")
+    message: str
+
+
+class Problems(Detail):
+    """422: `problems` has one sentence for each field."""
+
+    problems: list[ProblemOut]
+
+
+class SpecIn(Strict):
+    """A run's spec, as JSON or as YAML text; exactly one of the two."""
+
+    spec: dict[str, Any] | None = Field(None, description="The RunSpec as an object; see /api/spec/schema.")
+    yaml: str | None = Field(None, description="The RunSpec as YAML text.", max_length=1_000_000)
+
+
+class RunIn(SpecIn):
+    launch: bool = Field(False, description="Queue it at once; otherwise it stays a draft.")
+
+
+class StopIn(Strict):
+    save: bool = Field(False, description="Save a checkpoint first.")
+
+
+class ResumeIn(Strict):
+    checkpoint: int | None = Field(
+        None, ge=1, le=2**62, description="Id of one of the run's checkpoints; empty: newest."
+    )
+
+
+class ArchiveIn(Strict):
+    archived: bool = True
+
+
+class CloneIn(SpecIn):
+    """A changed spec, or nothing for an exact copy."""
+
+
+class RunRow(Schema):
+    """A run in a list. `summary` has the latest step, reward, tok_s, staleness, time (Unix seconds) and max_steps."""
+
+    id: UUID
+    name: str
+    owner: str
+    state: str
+    reason: str
+    model: str
+    tags: list[str]
+    summary: dict[str, Any]
+    archived: bool
+    created_at: datetime
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @staticmethod
+    def resolve_owner(run: Any) -> str:
+        return run.owner.username
+
+
+class RunList(Schema):
+    items: list[RunRow]
+    total: int
+    page: int
+    pages: int
+    states: dict[str, int] = Field(description="Runs in each state, whatever is filtered.")
+
+
+class AttemptOut(Schema):
+    id: UUID
+    number: int
+    state: str
+    host: str | None
+    resumed_from: int | None = Field(description="Id of a checkpoint.")
+    server_restarts: int
+    exit_code: int | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @staticmethod
+    def resolve_host(attempt: Any) -> str | None:
+        return attempt.host.name if attempt.host else None
+
+    @staticmethod
+    def resolve_resumed_from(attempt: Any) -> int | None:
+        return attempt.resumed_from_id
+
+
+class DiagnosisOut(Schema):
+    verdict: str
+    sentence: str
+    knob: str
+    charts: list[str]
+
+
+class RunOut(RunRow):
+    parent: UUID | None
+    desired: str
+    live: bool
+    spec: dict[str, Any]
+    attempts: list[AttemptOut]
+    diagnosis: DiagnosisOut
+    url: str = Field(description="Its page.")
+
+
+class SpecChecked(Schema):
+    valid: bool
+    problems: list[ProblemOut]
+    spec: dict[str, Any] | None = Field(description="With all defaults filled in; empty when a field is wrong.")
+    yaml: str | None
+
+
+class EventOut(Schema):
+    id: int
+    attempt: int | None
+    actor: str | None
+    created_at: datetime
+    step: int | None
+    level: str
+    name: str
+    text: str
+    data: dict[str, Any]
+
+    @staticmethod
+    def resolve_attempt(event: Any) -> int | None:
+        return event.attempt.number if event.attempt else None
+
+    @staticmethod
+    def resolve_actor(event: Any) -> str | None:
+        return event.actor.username if event.actor else None
+
+
+class RolloutOut(Schema):
+    id: int
+    attempt: int
+    step: int = Field(description="Weight version that began it.")
+    group_id: str
+    row_index: int
+    reward: float | None
+    created_at: datetime
+    data: dict[str, Any]
+
+    @staticmethod
+    def resolve_attempt(rollout: Any) -> int:
+        return rollout.attempt.number
+
+
+class FileOut(Schema):
+    name: str
+    size: int
+    part: str = Field(description="'model': needed to use it; 'resume': optimizer state and the like.")
+    url: str
+
+
+class CheckpointOut(Schema):
+    id: int
+    run: UUID
+    attempt: int
+    step: int
+    kind: str = Field(description="'adapter' or 'full'.")
+    size_bytes: int
+    reward: float | None = Field(description="The run's reward when it was saved.")
+    created_at: datetime
+    deleted_at: datetime | None
+    files: list[FileOut]
+    zip_url: str = Field(description="What is needed to use the model, as one zip.")
+
+
+class LogFile(Schema):
+    attempt: int
+    name: str
+    size: int
+
+
+class LogPiece(Schema):
+    """Part of a log: whole lines from byte `start` to `end` of `size`; `partial` is a line still being written."""
+
+    start: int
+    end: int
+    size: int
+    text: str
+    partial: str
+
+
+class RewardIn(Strict):
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=80, description="Also the name of the function.")
+    source: str = Field(max_length=200_000)
+    description: str = Field("", max_length=10_000)
+    note: str = Field("", max_length=200)
+
+
+class VersionIn(Strict):
+    source: str = Field(max_length=200_000)
+    note: str = Field("", max_length=200)
+
+
+class VersionOut(Schema):
+    number: int
+    sha256: str
+    note: str
+    created_by: str
+    created_at: datetime
+    source: str
+
+    @staticmethod
+    def resolve_created_by(version: Any) -> str:
+        return version.created_by.username
+
+
+class RewardOut(Schema):
+    name: str
+    builtin: bool
+    description: str
+    versions: list[int]
+
+
+class RewardDetail(RewardOut):
+    owner: str | None
+    newest: VersionOut | None
+
+
+class DeviceOut(Schema):
+    uuid: str
+    kind: str
+    index: int
+    name: str
+    memory_mib: int
+    present: bool
+    run: UUID | None = Field(description="The run that holds it.")
+
+
+class HostOut(Schema):
+    name: str
+    alive: bool
+    drained: bool
+    cpu_count: int
+    memory_mib: int
+    last_seen_at: datetime | None
+    devices: list[DeviceOut]
+
+
+class MeOut(Schema):
+    username: str
+    admin: bool
+
+
+class HealthOut(Schema):
+    status: str

@@ -1,0 +1,47 @@
+"""The JSON API under /api/, made of one router for each subject."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import URLPattern, reverse
+from ninja import NinjaAPI
+from ninja.openapi.docs import DocsBase
+from ninja.renderers import BaseRenderer
+
+from webapp.api import checkpoints, metrics, rewards, runs, studio
+from webapp.api.auth import AUTH
+from webapp.api.errors import add_handlers
+
+
+class OrjsonRenderer(BaseRenderer):
+    media_type = "application/json"
+
+    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> Any:
+        return orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS)
+
+
+class LocalDocs(DocsBase):
+    """Swagger UI from the files that django-ninja brings: no CDN and no inline script."""
+
+    def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
+        return render(request, "api/docs.html", {"settings": {"url": reverse("api:openapi-json"), "deepLinking": True}})
+
+
+api = NinjaAPI(
+    title="Offbeat", version="1", urls_namespace="api", auth=AUTH, docs=LocalDocs(), renderer=OrjsonRenderer(),
+    description="Everything the pages can do. Send 'Authorization: Bearer <token>'; tokens are made on the account page.",
+)  # fmt: skip
+add_handlers(api)
+for module in (runs, metrics, checkpoints, rewards, studio):
+    api.add_router("", module.router)
+
+urlpatterns, app_name, _ = api.urls
+for pattern in urlpatterns:
+    # Tokens come without a session, so the API does its own asking; only its docs are for people who are logged in.
+    if isinstance(pattern, URLPattern) and pattern.name != "openapi-view":
+        pattern.callback = login_not_required(pattern.callback)
