@@ -57,7 +57,9 @@ BUILTINS: dict[str, Builtin] = {
         "reasoning-gym's own score of the answer, with partial credit.",
         (("reasoning_gym_task",), ("reasoning_gym_entry",)),
     ),
-    "http_reward": Builtin(http_reward, "Scores from a model behind HTTP, at the rows' reward_url.", (("reward_url",),)),
+    "http_reward": Builtin(
+        http_reward, "Scores from a model behind HTTP, at the rows' reward_url.", (("reward_url",),)
+    ),
 }
 
 

@@ -56,7 +56,7 @@ def last_number_match(completions: Sequence[Completion], answer: Sequence[Any], 
 def accuracy_reward(
     completions: Sequence[Completion], solution: Sequence[str] | None = None, **columns: Any
 ) -> list[float | None]:
-    """1 where math-verify finds the completion equal to the `solution` (or `answer`) column; None where that cannot be parsed."""
+    """1 where math-verify finds the completion equal to the `solution` or `answer` column; None where that is unreadable."""
     from math_verify import parse, verify
 
     golds = solution if solution is not None else columns.get("answer")
@@ -153,12 +153,12 @@ class HttpReward:
     timeout_s: float = 30.0
     __name__ = "http_reward"
 
-    def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any
-    ) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
         urls = {self.url} if self.url else set(columns.get("reward_url") or [])
         if len(urls) != 1:
-            raise ValueError(f"http_reward found {len(urls)} addresses; give one url, or one reward_url column value a row")
+            raise ValueError(
+                f"http_reward found {len(urls)} addresses; give one url, or one reward_url column value a row"
+            )
         url = urls.pop()
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"http_reward has the address {url!r}; it must begin with http:// or https://")

@@ -28,7 +28,9 @@ def _number(value: Any, position: int, name: str) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} returned {_short(value)} for completion {position}; a number or None is expected") from None
+        raise ValueError(
+            f"{name} returned {_short(value)} for completion {position}; a number or None is expected"
+        ) from None
     if not math.isfinite(number):
         raise ValueError(f"{name} returned {number} for completion {position}; a finite number or None is expected")
     return number

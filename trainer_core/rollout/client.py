@@ -226,7 +226,9 @@ class VLLMClient:
         if status >= 500 or status == 429:
             await self._check_alive(server, f"HTTP {status}")
             return None
-        raise GenerationError(f"the server at {server.url} refused a request with HTTP {status}: {_error_text(payload)}")
+        raise GenerationError(
+            f"the server at {server.url} refused a request with HTTP {status}: {_error_text(payload)}"
+        )
 
     async def _check_alive(self, server: Server, symptom: str) -> None:
         """Raises ServerUnavailable, and starts watching for its return, when the server does not answer /health."""
@@ -324,7 +326,9 @@ def parse_choice(choice: dict[str, Any], prompt_ids: list[int], top: int, versio
     """A TurnRecord from one choice of /v1/completions. Raises GenerationError when the answer is not what was asked."""
     ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
     if ids is None or logprobs is None or len(logprobs["token_logprobs"]) != len(ids):
-        raise GenerationError("the server's answer has no token ids or no log-probability for each; vLLM 0.26 or newer is needed")
+        raise GenerationError(
+            "the server's answer lacks token ids or their log-probabilities; vLLM 0.26 or newer is needed"
+        )
     top_ids, top_log_probs = parse_top(logprobs["top_logprobs"], top) if top else (None, None)
     return TurnRecord(
         prompt_ids=prompt_ids,
@@ -359,7 +363,7 @@ def parse_top(positions: list[dict[str, float]], top: int) -> tuple[np.ndarray, 
 
 def parse_metrics(text: str) -> ServerMetrics | None:
     """The numbers we need from the Prometheus text; None when they are not in it. Several engines are summed."""
-    names = {
+    names: dict[str, Callable[[list[float]], float]] = {
         "vllm:kv_cache_usage_perc": max,
         "vllm:num_requests_running": sum,
         "vllm:num_requests_waiting": sum,
@@ -375,7 +379,7 @@ def parse_metrics(text: str) -> ServerMetrics | None:
             found.setdefault(name, []).append(0.0 if math.isnan(value) else value)
     if "vllm:kv_cache_usage_perc" not in found:
         return None
-    return ServerMetrics(*(float(reduce(found.get(name, [0.0]))) for name, reduce in names.items()))
+    return ServerMetrics(*(combine(found.get(name, [0.0])) for name, combine in names.items()))
 
 
 def _decode(payload: bytes, url: str) -> dict[str, Any]:
@@ -384,7 +388,9 @@ def _decode(payload: bytes, url: str) -> dict[str, Any]:
         if not answer["choices"]:
             raise KeyError("choices")
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise GenerationError(f"the server at {url} answered something that is no completion: {payload[:200]!r}") from None
+        raise GenerationError(
+            f"the server at {url} answered something that is no completion: {payload[:200]!r}"
+        ) from None
     return answer
 
 

@@ -38,7 +38,9 @@ def check_prompts(dataset: Any, source: str) -> None:
         raise ValueError(f"{source} has no rows")
     problem = _prompt_problem(dataset[0]["prompt"])
     if problem:
-        raise ValueError(f"the 'prompt' column of {source} holds {problem}; text or a list of chat messages is expected")
+        raise ValueError(
+            f"the 'prompt' column of {source} holds {problem}; text or a list of chat messages is expected"
+        )
 
 
 def _prompt_problem(prompt: Any) -> str | None:
@@ -50,7 +52,9 @@ def _prompt_problem(prompt: Any) -> str | None:
         if not isinstance(message, dict) or not {"role", "content"} <= set(message):
             return f"an entry without 'role' and 'content': {str(message)[:60]!r}"
         if not isinstance(message["content"], str):
-            return f"a message whose content is {type(message['content']).__name__}, not text (images are not supported)"
+            return (
+                f"a message whose content is {type(message['content']).__name__}, not text (images are not supported)"
+            )
     return None
 
 
@@ -76,7 +80,7 @@ def _reasoning_gym(data: DataSpec) -> datasets.Dataset:
         entries = reasoning_gym.create_dataset(task, size=data.size, seed=data.seed, **data.options)
         rows = [_entry_row(task, entry, data.prompt_suffix) for entry in entries]
     # whatever a generator's own checks raise (AssertionError, TypeError, ValueError, ...) is about the options given
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise ValueError(f"reasoning_gym:{task} does not take these options ({data.options}): {error}") from error
     return datasets.Dataset.from_list(rows)
 

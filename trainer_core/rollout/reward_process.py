@@ -35,9 +35,9 @@ def die_with_parent(expected_parent: int) -> None:
 
 
 class Zygote:
-    """Handle of the zygote process. Create it before any thread is started."""
+    """Handle of the zygote process. Create it before any thread is started; it closes the file descriptors in `close`."""
 
-    def __init__(self, functions: Sequence[RewardFunction]) -> None:
+    def __init__(self, functions: Sequence[RewardFunction], close: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         sys.stdout.flush()
@@ -45,6 +45,8 @@ class Zygote:
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
+            for descriptor in close:
+                os.close(descriptor)
             die_with_parent(parent)
             _serve_forks(theirs, functions)
         theirs.close()
@@ -107,7 +109,9 @@ def _call(function: RewardFunction, arguments: dict[str, Any]) -> tuple[str, Any
     # whatever a user's function raises, SystemExit included, is data here
     except BaseException as error:  # noqa: BLE001
         text = str(error) or type(error).__name__
-        sentence = text if isinstance(error, ValueError) and text.startswith(f"{name} ") else f"{type(error).__name__}: {text}"
+        sentence = (
+            text if isinstance(error, ValueError) and text.startswith(f"{name} ") else f"{type(error).__name__}: {text}"
+        )
         return "error", (sentence[:1000], traceback.format_exc()[-8000:])
 
 

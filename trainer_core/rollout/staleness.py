@@ -25,7 +25,9 @@ class StalenessAdmission:
 
     def __init__(self, max_staleness: int, samples_per_update: int, *, fixed: bool, version: int = 0) -> None:
         if max_staleness < 0 or samples_per_update < 1:
-            raise ValueError(f"max_staleness {max_staleness}, samples per update {samples_per_update}: at least 0 and 1")
+            raise ValueError(
+                f"max_staleness {max_staleness}, samples per update {samples_per_update}: at least 0 and 1"
+            )
         self.max_staleness = max_staleness
         self.version = version
         self._samples_per_update = float(samples_per_update)

@@ -1,0 +1,56 @@
+"""Environments: an object for each rollout, whose `reset` opens it, whose methods are tools, whose `get_reward` scores it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from trainer_core.rollout.tools import Metrics, Tool, tool_table
+
+RESERVED = ("reset", "get_reward", "close")
+
+
+class EnvironmentPool:
+    """Environments are made when needed and used again after a `reset`; one whose rollout failed is thrown away."""
+
+    def __init__(self, factory: Callable[[], Any], executor: Executor, metrics: Metrics) -> None:
+        self._factory, self._executor, self._metrics = factory, executor, metrics
+        self._idle: list[Any] = []
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Any]:
+        environment = self._idle.pop() if self._idle else await self._call(self._factory)
+        yield environment
+        self._idle.append(environment)
+
+    async def reset(self, environment: Any, row: dict[str, Any]) -> str | None:
+        """Reset for a row; a text it returns is shown to the model after the prompt."""
+        started = time.perf_counter()
+        observation = await self._call(environment.reset, **row)
+        self._metrics.add("env/reset_s", time.perf_counter() - started)
+        return observation if isinstance(observation, str) else None
+
+    async def reward(self, environment: Any) -> float | None:
+        """The environment's own reward; None without a `get_reward`."""
+        if not hasattr(environment, "get_reward"):
+            return None
+        started = time.perf_counter()
+        reward = await self._call(environment.get_reward)
+        self._metrics.add("env/reward_s", time.perf_counter() - started)
+        return None if reward is None else float(reward)
+
+    async def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(**arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(**arguments))
+
+
+def environment_tools(environment: Any) -> dict[str, Tool]:
+    """The public methods of an environment that the model may call."""
+    names = [name for name in dir(environment) if not name.startswith("_") and name not in RESERVED]
+    return tool_table([getattr(environment, name) for name in names if inspect.ismethod(getattr(environment, name))])

@@ -1,0 +1,127 @@
+"""Tools: the model calls them by name, the results go back as messages.
+
+Sync tools run in a thread pool, async ones are awaited. The calls of one assistant turn run in the order the model made
+them. Whatever goes wrong (an unknown name, arguments that are no JSON object, an exception) is told to the model and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainer_core.rollout.types import Message
+
+Tool = Callable[..., Any]
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+class Metrics(Protocol):
+    """Where values of the metric table go."""
+
+    def add(self, name: str, value: float | tuple[float, float]) -> None: ...
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call the model made. `arguments` is None when they could not be read; `raw` is the model's own text."""
+
+    name: str
+    arguments: dict[str, Any] | None
+    raw: str
+
+
+def tool_table(tools: Sequence[Tool]) -> dict[str, Tool]:
+    """Tools by name. Raises TypeError for one without a name, ValueError for a name that two share."""
+    table: dict[str, Tool] = {}
+    for tool in tools:
+        name = getattr(tool, "__name__", None)
+        if name is None:
+            raise TypeError(f"the tool {tool!r} has no __name__; the model calls a tool by its name, so use a function")
+        if name in table:
+            raise ValueError(f"two tools are named {name!r}; the model calls a tool by its name, so each needs its own")
+        table[name] = tool
+    return table
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """The text outside of calls, and the calls: JSON objects with `name` and `arguments` in <tool_call> tags."""
+    calls = [_parse_call(match[1].strip()) for match in _CALL.finditer(text)]
+    return (_CALL.sub("", text).strip() if calls else text), calls
+
+
+def _parse_call(raw: str) -> ToolCall:
+    try:
+        call = json.loads(raw)
+    except json.JSONDecodeError:
+        return ToolCall("", None, raw)
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return ToolCall("", None, raw)
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):  # some models quote the object once more
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError:
+            arguments = None
+    return ToolCall(call["name"], arguments if isinstance(arguments, dict) else None, raw)
+
+
+def assistant_message(text: str, calls: Sequence[ToolCall]) -> Message:
+    """The assistant's message in the form that chat templates know."""
+    if not calls:
+        return {"role": "assistant", "content": text}
+    described = [
+        {"type": "function", "function": {"name": call.name or "unreadable", "arguments": call.arguments or {}}}
+        for call in calls
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": described}
+
+
+async def run_tool_calls(
+    calls: Sequence[ToolCall], table: Mapping[str, Tool], executor: Executor, metrics: Metrics
+) -> list[Message]:
+    """One tool message for each call, in order."""
+    metrics.add("tools/parallel_calls_mean", float(len(calls)))
+    return [await _run_call(call, table, executor, metrics) for call in calls]
+
+
+async def _run_call(call: ToolCall, table: Mapping[str, Tool], executor: Executor, metrics: Metrics) -> Message:
+    tool = table.get(call.name)
+    if tool is None or call.arguments is None:
+        if call.name and tool is None:
+            metrics.add("tools/unknown_name_total", 1.0)
+            problem = f"there is no tool {call.name!r}; the tools are {', '.join(sorted(table))}"
+        else:
+            problem = f"the call is not a JSON object with 'name' and 'arguments': {call.raw[:200]}"
+        metrics.add("tools/failure_frequency", (1.0, 1.0))
+        return {"role": "tool", "name": call.name or "unreadable", "content": f"Error: {problem}"}
+    metrics.add(f"tools/{call.name}/call_total", 1.0)
+    started = time.perf_counter()
+    try:
+        content, failed = _as_text(await _invoke(tool, call.arguments, executor)), False
+    # a tool's exception is an answer to the model, not a fault of the run
+    except Exception as error:  # noqa: BLE001
+        content, failed = f"Error: {type(error).__name__}: {error}", True
+    elapsed = time.perf_counter() - started
+    metrics.add("tools/failure_frequency", (float(failed), 1.0))
+    metrics.add(f"tools/{call.name}/failure_total", float(failed))
+    metrics.add("tools/latency_s", elapsed)
+    metrics.add(f"tools/{call.name}/latency_s", elapsed)
+    return {"role": "tool", "name": call.name, "content": content}
+
+
+async def _invoke(tool: Tool, arguments: dict[str, Any], executor: Executor) -> Any:
+    if inspect.iscoroutinefunction(tool):
+        return await tool(**arguments)
+    result = await asyncio.get_running_loop().run_in_executor(executor, lambda: tool(**arguments))
+    return await result if inspect.isawaitable(result) else result
+
+
+def _as_text(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
