@@ -78,6 +78,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
+    "ninja",
     "webapp.accounts",
     "webapp.hosts",
     "webapp.runs",
@@ -163,6 +164,22 @@ def _broker_socket() -> Path:
 
 BROKER_SOCKET = _broker_socket()
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or f"redis+socket://{BROKER_SOCKET}"
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+# Sending gives up after a second: a page must not hang because the broker is away, and beat looks for queued runs too.
+CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 2, "interval_start": 0, "interval_step": 0.3, "interval_max": 0.6}
+CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_connect_timeout": 2}
+# Ids and names as JSON; nothing from the network is unpickled.
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+# Tasks are short and may run twice without harm, and none is repeated by the broker.
+CELERY_TASK_ACKS_LATE = False
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_BEAT_SCHEDULE = {
+    "claim queued runs": {"task": "workers.claim_queued", "schedule": 4.0, "options": {"expires": 4}},
+    "look after hosts": {"task": "workers.look_after_hosts", "schedule": 5.0, "options": {"expires": 5}},
+}
 
 LOGGING = {
     "version": 1,

@@ -1,0 +1,125 @@
+"""Small programs in the place of vLLM and the trainer, and a supervisor and a Celery app that start them.
+
+Everything else in these tests is real: database file, broker, Celery worker, supervisor, processes, signals. What a
+trainer does is written in the spec's `notes`.
+
+usage: python -m tests.workers.stand_ins server PORT BEHAVIOUR | trainer RUN_DIR ATTEMPT_DIR BEHAVIOUR
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+SENTENCE = "Reward function greeting returned 3 numbers for 4 completions; one for each is needed."
+SLEEPER = [sys.executable, "-c", "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+
+
+def server(port: int, behaviour: str) -> None:
+    """Answers /health and /pause. Its engine outlives it, as vLLM's does, and holds a shared-memory block."""
+    if behaviour == "no-server":
+        print("ValueError: the server does not like this model", flush=True)
+        sys.exit(1)
+    engine = "from setproctitle import setproctitle as s; s('VLLM::EngineCore'); import time; time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", engine])
+    block = shared_memory.SharedMemory(create=True, size=4096)
+    print("block", block.name, flush=True)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        do_POST = do_GET
+
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+def trainer(run_dir: Path, attempt_dir: Path, behaviour: str) -> None:
+    from trainer_core.spool import ROLLOUTS_FILE, SPOOL_FILE, Spool
+
+    spool, rollouts = Spool(attempt_dir / SPOOL_FILE), Spool(attempt_dir / ROLLOUTS_FILE)
+    subprocess.Popen(SLEEPER, start_new_session=True)
+    print("trainer of", os.environ["OFFBEAT_ATTEMPT"], "with", sorted(os.environ), flush=True)
+    if behaviour == "crash":
+        raise ValueError("this trainer can't go on")
+    if behaviour == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spool.event(0, "info", "started", "The model is loaded.")
+    step = 0
+    while behaviour == "forever" or behaviour == "hang" or step < 30:
+        step += 1
+        spool.metrics(step, {"reward": step / 100, "loss": float("nan") if step == 7 else 1 / step})
+        rollouts.rollout(step, {"group_id": f"g{step}", "row_index": step, "reward": 0.5, "turns": []})
+        if step == 1:
+            spool.event(step, "info", "first_step", "The first step is done.")
+        if behaviour == "fail" and step == 10:
+            spool.event(step, "error", "failed", SENTENCE)
+            sys.exit(1)
+        control = attempt_dir / "control"
+        if behaviour != "hang" and control.exists():
+            if control.read_text() == "stop_and_save":
+                _save(run_dir, step, spool)
+            spool.event(step, "info", "stopped", f"Stopped at step {step}.")
+            return
+        time.sleep(0.05)
+    _save(run_dir, step, spool)
+    spool.event(step, "info", "finished", "All steps are done.")
+
+
+def _save(run_dir: Path, step: int, spool: Any) -> None:
+    folder = run_dir / "checkpoints" / f"checkpoint-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text("{}")
+    data = {"path": str(folder), "size_bytes": 2, "kind": "adapter"}
+    spool.event(step, "info", "checkpoint", f"Saved step {step}.", **data)
+
+
+def _behaviour(spec: Any) -> str:
+    return spec.notes.split()[0]
+
+
+def serve_stand_in(spec: Any, *, model_path: str, port: int, device: str) -> Any:
+    from workers.serving import Command
+
+    return Command([sys.executable, "-m", "tests.workers.stand_ins", "server", str(port), _behaviour(spec)], {})
+
+
+def train_stand_in(plan: Any) -> Any:
+    from trainer_core.spec import RunSpec
+    from workers.serving import Command
+
+    behaviour = _behaviour(RunSpec.from_yaml((plan.run_dir / "spec.yaml").read_text()))
+    module = [sys.executable, "-m", "tests.workers.stand_ins"]
+    return Command([*module, "trainer", str(plan.run_dir), str(plan.attempt_dir), behaviour], {})
+
+
+def supervise(arguments: list[str]) -> None:
+    """The real supervisor around the stand-ins, with short graces."""
+    from workers import supervisor
+
+    supervisor.STOP_GRACE_S, supervisor.TERM_GRACE_S, supervisor.SHUTDOWN_GRACE_S = 3.0, 1.0, 5.0
+    supervisor.main(
+        arguments, partial(supervisor.Supervisor, serve=serve_stand_in, train=train_stand_in)
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    if what == "server":
+        server(int(rest[0]), rest[1])
+    elif what == "trainer":
+        trainer(Path(rest[0]), Path(rest[1]), rest[2])
+    elif what == "--attempt":
+        supervise(sys.argv[1:])
+    else:
+        sys.exit(f"unknown part {what!r}")

@@ -1,0 +1,179 @@
+"""Who starts where: a host takes queued runs in order, with all their devices or none, and the rest are told why they wait."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+from pydantic import ValidationError
+
+from trainer_core.spec import RunSpec
+from webapp.hosts.models import ALIVE_FOR, Device, Host
+from webapp.runs.lifecycle import change_state
+from webapp.runs.models import Attempt, Event, Run, State
+from workers import devices, leases, processes
+
+logger = logging.getLogger(__name__)
+SUPERVISOR_MODULE = "workers.supervisor"
+LOOK_AHEAD = 200
+"""Queued runs looked at in one pass."""
+
+
+def claim_for(host_name: str) -> list[Attempt]:
+    """Claim what this host can run now, start a supervisor for each, and say why the other queued runs wait."""
+    claimed = []
+    while attempt := claim_next(host_name):
+        start_supervisor(attempt)
+        claimed.append(attempt)
+    explain_queue()
+    return claimed
+
+
+def claim_next(host_name: str) -> Attempt | None:
+    """Take the first queued run that this host can serve: state and all leases in one transaction, or nothing.
+
+    First come, first served: a run that fits this host but not its free devices holds back later ones, so that a large
+    run is not starved by small ones.
+    """
+    try:
+        with transaction.atomic():
+            host = Host.objects.select_for_update().get(name=host_name)
+            if host.drained or _leaves_to_gpu_hosts(host):
+                return None
+            present, free = _devices(host)
+            for run in _queue():
+                attempt = run.current_attempt
+                spec = _spec_or_fail(run, attempt)
+                if spec is None or attempt is None:
+                    continue
+                needed = 1 if _is_cpu(present) else leases.gpus_needed(spec)
+                if needed > len(present):
+                    continue
+                if needed > len(free):
+                    return None
+                return attempt if _take(run, attempt, spec, host, free[:needed]) else None
+            return None
+    except IntegrityError:
+        logger.info("Another worker was faster; looking again at the next beat")
+        return None
+
+
+def _take(run: Run, attempt: Attempt, spec: RunSpec, host: Host, chosen: list[Device]) -> bool:
+    now = timezone.now()
+    names = "the CPU slot" if chosen[0].kind == Device.Kind.CPU else f"{len(chosen)} GPUs"
+    fields = {} if run.started_at else {"started_at": now}
+    reason = f"Starts on {host.name} with {names}."
+    if not change_state(run, (State.QUEUED,), State.STARTING, reason, attempt=attempt, **fields):
+        return False
+    Attempt.objects.filter(pk=attempt.pk).update(host=host, started_at=now, heartbeat_at=Now())
+    leases.take(attempt, spec, chosen)
+    attempt.refresh_from_db()
+    return True
+
+
+def _spec_or_fail(run: Run, attempt: Attempt | None) -> RunSpec | None:
+    try:
+        return run.run_spec()
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        reason = f"The stored spec is not valid any more: {field}: {first['msg']}; clone the run and correct it."
+        change_state(run, (State.QUEUED,), State.FAILED, reason, attempt=attempt, level=Event.Level.ERROR)
+        return None
+
+
+def _queue() -> list[Run]:
+    return list(Run.objects.filter(state=State.QUEUED).order_by("queued_at", "id")[:LOOK_AHEAD])
+
+
+def _is_cpu(present: list[Device]) -> bool:
+    return bool(present) and present[0].kind == Device.Kind.CPU
+
+
+def _devices(host: Host) -> tuple[list[Device], list[Device]]:
+    """(present, free) devices; a GPU that a stranger computes on is not free, though nobody leased it."""
+    present = list(host.devices.filter(present=True).order_by("kind", "index").select_related("lease"))
+    unleased = [device for device in present if not hasattr(device, "lease")]
+    strangers = devices.computing_on(device.uuid for device in unleased)
+    for uuid, pids in strangers.items():
+        if pids:
+            logger.warning("GPU %s is not leased, but processes %s compute on it; no run gets it", uuid, pids)
+    return present, [device for device in unleased if not strangers.get(device.uuid)]
+
+
+def _leaves_to_gpu_hosts(host: Host) -> bool:
+    """A host without GPUs takes runs only where there is no live host with some."""
+    if host.devices.filter(present=True, kind=Device.Kind.GPU).exists():
+        return False
+    return Device.objects.filter(
+        kind=Device.Kind.GPU, present=True, host__drained=False, host__last_seen_at__gt=timezone.now() - ALIVE_FOR
+    ).exists()
+
+
+def explain_queue() -> None:
+    """Write into each queued run what it waits for. The same text comes out on every host, so hosts do not disagree."""
+    hosts = list(
+        Host.objects.filter(last_seen_at__gt=timezone.now() - ALIVE_FOR).prefetch_related(
+            "devices__lease__attempt__run"
+        )
+    )
+    ahead: Run | None = None
+    for run in _queue():
+        try:
+            spec = run.run_spec()
+        except ValidationError:  # the next claim ends it with a sentence
+            continue
+        reason = _waits_for(spec, hosts, ahead)
+        ahead = ahead or run
+        Run.objects.filter(pk=run.pk, state=State.QUEUED).exclude(reason=reason).update(reason=reason)
+
+
+def _waits_for(spec: RunSpec, hosts: list[Host], ahead: Run | None) -> str:
+    open_hosts = [host for host in hosts if not host.drained]
+    if not open_hosts:
+        return f"Waits: {hosts[0].name} takes no new runs (drained)." if hosts else "Waits for a worker; none reports."
+    gpus = {
+        host.name: [d for d in host.devices.all() if d.present and d.kind == Device.Kind.GPU] for host in open_hosts
+    }
+    if any(gpus.values()):
+        needed = leases.gpus_needed(spec)
+        free = {name: sum(not hasattr(device, "lease") for device in found) for name, found in gpus.items() if found}
+        have = ", ".join(f"host {name} has {count} free of {len(gpus[name])}" for name, count in free.items())
+        if ahead is not None and max(free.values()) >= needed:
+            return f"Waits for its turn behind run {ahead.name}; {have}."
+        return f"Waits for {needed} GPUs; {have}."
+    slots = [device for host in open_hosts for device in host.devices.all() if device.present]
+    holders = [device.lease.attempt.run.name for device in slots if hasattr(device, "lease")]
+    if not slots:
+        return f"Waits for a device; host {open_hosts[0].name} offers none, its worker's log says why."
+    if len(holders) < len(slots):
+        return f"Waits for its turn behind run {ahead.name}." if ahead else "Waits for a worker."
+    return f"Waits for the CPU slot, held by run {', '.join(holders)}."
+
+
+def start_supervisor(attempt: Attempt) -> None:
+    """Start the attempt's supervisor in its own session; it goes on when this worker ends.
+
+    The supervisor enters itself into the database by compare-and-swap, so a second one started by mistake ends at once.
+    """
+    attempt.folder.mkdir(parents=True, exist_ok=True)
+    process = processes.start(
+        [sys.executable, "-m", SUPERVISOR_MODULE, "--attempt", str(attempt.pk)],
+        env={**os.environ, processes.MARK: str(attempt.pk), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
+        log=attempt.folder / "supervisor.log",
+        cwd=settings.BASE_DIR,
+    )
+    logger.info("Started supervisor %s of %s", process.pid, attempt)
+    threading.Thread(target=_collect, args=(process,), daemon=True, name=f"collect-{process.pid}").start()
+
+
+def _collect(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a supervisor so that it does not stay as a zombie."""
+    process.wait()

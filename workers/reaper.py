@@ -1,0 +1,121 @@
+"""Keeps the database truthful when a supervisor, a worker or a whole host dies.
+
+On its own host a dead supervisor is seen by its pid and creation time; its processes are swept, what they reported is
+shipped, and its devices are freed. A host that is silent is judged by the database's clock: its runs become lost, and
+keep their devices, since nobody can see whether processes still use them. A supervisor that lives takes its run back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from webapp.hosts.models import Host
+from webapp.runs.lifecycle import change_state
+from webapp.runs.models import ACTIVE, ENDED, Attempt, Event, State
+from workers import failures, processes
+from workers.claiming import start_supervisor
+from workers.ending import Outcome, conclude, last_event, still_computing
+from workers.shipping import is_behind, ship_all
+
+logger = logging.getLogger(__name__)
+
+SILENT_FOR = timedelta(seconds=60)
+"""An attempt whose heartbeat is older is lost, unless this host itself can see its supervisor."""
+SUPERVISOR_STARTS_IN_S = 20.0
+"""A claimed attempt without a supervisor after this time gets one again..."""
+SUPERVISOR_GIVEN_UP_S = 90.0
+"""...and fails after this."""
+SHIPS_LATE_FOR = timedelta(hours=24)
+
+
+def reap_host(host_name: str) -> list[Attempt]:
+    """Look after the attempts of this host; returns those whose end it wrote."""
+    host = Host.objects.filter(name=host_name).first()
+    if host is None:
+        return []
+    reaped = []
+    for attempt in _of(host, state__in=ACTIVE):
+        if attempt.supervisor_pid is None:
+            _without_supervisor(attempt)
+        elif not _supervised(attempt) and _bury(attempt):
+            reaped.append(attempt)
+    for attempt in _of(host, state__in=ENDED, leases__isnull=False):
+        if not _supervised(attempt):
+            _bury(attempt)
+    for attempt in _of(host, state__in=ENDED, ended_at__gt=timezone.now() - SHIPS_LATE_FOR):
+        if is_behind(attempt) and not _supervised(attempt):
+            ship_all(attempt)
+    return reaped
+
+
+def reap_silent(own_host: str) -> list[Attempt]:
+    """Take attempts of hosts that stopped reporting for lost. Nothing is freed, and a heartbeat brings them back."""
+    expired = Attempt.objects.filter(
+        Q(heartbeat_at=None) | Q(heartbeat_at__lt=Now() - SILENT_FOR), state__in=ACTIVE, host__isnull=False
+    ).exclude(host__name=own_host)
+    lost = []
+    for attempt in expired.select_related("run", "host"):
+        assert attempt.host is not None
+        reason = (
+            f"Host {attempt.host.name} has not reported for {SILENT_FOR.seconds} s. The run goes on if it comes back; if it "
+            "does not, resume the run elsewhere."
+        )
+        if change_state(attempt.run, ACTIVE, State.LOST, reason, attempt=attempt, level=Event.Level.WARNING):
+            lost.append(attempt)
+    return lost
+
+
+def _of(host: Host, **conditions: object) -> list[Attempt]:
+    return list(Attempt.objects.filter(host=host, **conditions).select_related("run", "host").distinct())
+
+
+def _supervised(attempt: Attempt) -> bool:
+    return processes.is_alive(attempt.supervisor_pid, attempt.supervisor_create_time, str(attempt.pk))
+
+
+def _without_supervisor(attempt: Attempt) -> None:
+    """Its worker died between claim and start, or the supervisor does not come up: once more, then give up."""
+    assert attempt.started_at is not None
+    age = (timezone.now() - attempt.started_at).total_seconds()
+    if age > SUPERVISOR_GIVEN_UP_S:
+        log = failures.last_lines(failures.tail(attempt.folder / "supervisor.log"))
+        _bury(attempt, Outcome(State.FAILED, "The run's supervisor did not start; supervisor.log says why.", log))
+    elif age > SUPERVISOR_STARTS_IN_S and not processes.marked(str(attempt.pk)):
+        start_supervisor(attempt)
+
+
+def _bury(attempt: Attempt, outcome: Outcome | None = None) -> bool:
+    """End what a dead supervisor left: processes, shared memory, unshipped lines, leases. False when it has to wait."""
+    groups, blocks = processes.read_record(attempt.folder)
+    born_before = (attempt.heartbeat_at.timestamp() if attempt.heartbeat_at else time.time()) + 60
+    found = processes.belonging(str(attempt.pk), groups, born_before)
+    blocks |= processes.shared_memory(found)
+    pids = {process.pid for process in found}
+    killed, alive = processes.sweep(str(attempt.pk), groups, born_before)
+    if killed or alive:
+        logger.warning("The supervisor of %s is dead; killed %s, still alive %s", attempt, killed, alive or "none")
+    processes.remove_shared_memory(blocks)
+    ship_all(attempt)
+    if alive or (busy := still_computing(attempt, pids)):
+        logger.warning("%s keeps its devices: processes %s can't be ended", attempt, alive or busy)
+        return False
+    return conclude(attempt, outcome or _reported(attempt))
+
+
+def _reported(attempt: Attempt) -> Outcome:
+    """What the trainer had reported last, or that the run was cut off."""
+    event = last_event(attempt, "finished", "stopped", "failed")
+    if event is None:
+        reason = (
+            "The run's supervisor was killed, so its processes were ended; resume to go on from the last checkpoint."
+        )
+        log = failures.last_lines(failures.tail(attempt.folder / "trainer.log"))
+        return Outcome(State.FAILED, reason, log)
+    state = {"finished": State.COMPLETED, "stopped": State.STOPPED, "failed": State.FAILED}[event.name]
+    return Outcome(state, event.text)

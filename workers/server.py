@@ -1,0 +1,118 @@
+"""The vLLM server of an attempt as a process: start, health, end, and start again after a death."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from workers import failures, processes
+from workers.serving import Command
+
+
+def readiness(log_text: str) -> str:
+    return "it loads the model."
+
+
+def startup_failure(log_text: str, returncode: int) -> str:
+    return failures.explain("The vLLM server", returncode, log_text)
+
+
+logger = logging.getLogger(__name__)
+HEALTH_TIMEOUT_S = 2.0
+PAUSE_TIMEOUT_S = 5.0
+TERM_GRACE_S = 15.0
+
+
+class Server:
+    """One server on one port. After `start`, `ready` turns true once; `start` again after a death uses the same port."""
+
+    def __init__(self, command: Command, env: Mapping[str, str], port: int, log: Path, startup_timeout: float) -> None:
+        self.command = command
+        self.env = env
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        self.startup_timeout = startup_timeout
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready = False
+        self.groups: set[int] = set()
+        self.blocks: set[str] = set()
+        self._deadline = 0.0
+        self._log_start = 0
+
+    def start(self) -> None:
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.process = processes.start(self.command.argv, env=self.env, log=self.log)
+        self.groups.add(self.process.pid)
+        self.ready = False
+        self._deadline = time.monotonic() + self.startup_timeout
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.poll() if self.process else None
+
+    @property
+    def overdue(self) -> bool:
+        return not self.ready and time.monotonic() > self._deadline
+
+    def check_ready(self) -> bool:
+        """Ask /health once if it was not ready before."""
+        if self.ready or self.process is None:
+            return self.ready
+        try:
+            self.ready = httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT_S, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+        if self.ready:
+            self.note_shared_memory()
+        return self.ready
+
+    def log_text(self) -> str:
+        """The end of the log since the last start."""
+        size = self.log.stat().st_size if self.log.exists() else 0
+        return failures.tail(self.log, max(0, min(size - self._log_start, failures.TAIL_BYTES)))
+
+    def progress(self) -> str:
+        return readiness(self.log_text())
+
+    def why(self) -> str:
+        """One sentence on why it did not come up or went down."""
+        code = self.returncode
+        if code is None:
+            return f"The server was not ready within {self.startup_timeout:.0f} s: {self.progress()}"
+        return startup_failure(self.log_text(), code)
+
+    def note_shared_memory(self) -> None:
+        """Remember the shared-memory blocks of the group: a killed server leaves them behind."""
+        if self.process is not None:
+            self.blocks |= processes.shared_memory(processes.members({self.process.pid}))
+
+    def kill(self) -> None:
+        """End the whole group at once; its engine outlives a dead API server otherwise."""
+        if self.process is not None:
+            self.note_shared_memory()
+            processes.signal_group(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            processes.remove_shared_memory(self.blocks)
+
+    def stop(self) -> None:
+        """Abort what it generates, ask it to end, and kill what is left. Never waits longer than some 20 s."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            # With requests in flight a server may wait for its clients for minutes; aborted ones are answered at once.
+            try:
+                httpx.post(f"{self.url}/pause", params={"mode": "abort"}, timeout=PAUSE_TIMEOUT_S, trust_env=False)
+            except httpx.TransportError as error:
+                logger.info("The server does not answer a pause: %s", error)
+            self.note_shared_memory()
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(TERM_GRACE_S)
+        self.kill()
