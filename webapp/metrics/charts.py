@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -91,15 +92,16 @@ def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str
 
     A point may come twice; it is the same point then. Raises BadCursor.
     """
-    number, offset = _parse_cursor(cursor)
+    number, offset, event_id = _parse_cursor(cursor)
     new_cursor = cursor_of(run)
     answer: dict[str, Any] = {
         "run": str(run.pk), "state": run.state, "live": run.is_live, "cursor": new_cursor, "axis": axis, "series": [],
-        "reset": int(new_cursor.split(".")[0]) != number,
+        "events": [], "reset": int(new_cursor.split(".")[0]) != number,
     }  # fmt: skip
     if answer["reset"] or new_cursor == cursor:
         return answer
     scale = Scale(axis, reading.parts(run) if axis == "tokens" else [])
+    answer["events"] = _events(run, scale, after=event_id)
     fresh = Series.objects.filter(run=run, attempt__number=number, name__in=metrics, last_offset__gte=offset)
     for series in fresh:
         rows = reading.newest(reading.as_rows(reading.points_of(series, offset)))
@@ -111,9 +113,10 @@ def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str
 
 
 def cursor_of(run: Run) -> str:
-    """Where the run's reports stand: number of its newest attempt, and bytes of its spool that are stored."""
-    newest = run.attempts.order_by("-number").values_list("number", "spool_offset").first()
-    return "{}.{}".format(*(newest or (0, 0)))
+    """Where the run's reports stand: number of its newest attempt, bytes of its spool that are stored, id of the newest event."""
+    newest = run.attempts.order_by("-number").values_list("number", "spool_offset").first() or (0, 0)
+    event = run.events.order_by("-id").values_list("pk", flat=True).first() or 0
+    return f"{newest[0]}.{newest[1]}.{event}"
 
 
 def catalog(run: Run) -> list[dict[str, Any]]:
@@ -168,26 +171,27 @@ def _attempts(run_parts: Sequence[reading.Part], scale: Scale) -> list[dict[str,
     return answer
 
 
-def _events(run: Run, scale: Scale) -> list[dict[str, Any]]:
-    """Newest checkpoints, warnings and errors, as marks on the axis."""
-    wanted = run.events.filter(Q(level__in=(Event.Level.WARNING, Event.Level.ERROR)) | Q(name="checkpoint"))
+def _events(run: Run, scale: Scale, after: int = 0) -> list[dict[str, Any]]:
+    """Newest checkpoints, warnings and errors with an id above `after`, as marks on the axis."""
+    wanted = run.events.filter(
+        Q(level__in=(Event.Level.WARNING, Event.Level.ERROR)) | Q(name="checkpoint"), pk__gt=after
+    )
     if scale.axis != "time":
         wanted = wanted.exclude(step=None)
-    events = list(wanted.order_by("-id").values_list("step", "created_at", "level", "name", "text")[:_MARKS])
-    steps = np.array([event[0] or 0 for event in events], "<i8")
-    times = np.array([event[1].timestamp() for event in events], "<f8")
-    places = scale.place(steps, times)
+    events = list(wanted.order_by("-id")[:_MARKS])
+    steps = np.array([event.step or 0 for event in events], "<i8")
+    times = np.array([event.created_at.timestamp() for event in events], "<f8")
     return [
-        {"x": x, "step": step, "level": level, "name": name, "text": text}
-        for x, (step, _, level, name, text) in zip(places.tolist(), events, strict=True)
+        {"id": event.pk, "x": x, "step": event.step, "level": event.level, "name": event.name, "text": event.text}
+        for x, event in zip(scale.place(steps, times).tolist(), events, strict=True)
     ]
 
 
-def _parse_cursor(cursor: str) -> tuple[int, int]:
-    number, _, offset = cursor.partition(".")
-    if not (number.isdecimal() and offset.isdecimal() and number.isascii() and offset.isascii() and len(cursor) < 40):
+def _parse_cursor(cursor: str) -> tuple[int, int, int]:
+    if not re.fullmatch(r"\d{1,9}\.\d{1,18}\.\d{1,18}", cursor, re.ASCII):
         raise BadCursor(f"The cursor is {cursor!r:.60}; pass on the one that the last answer gave.")
-    return int(number), int(offset)
+    number, offset, event_id = (int(part) for part in cursor.split("."))
+    return number, offset, event_id
 
 
 def _or(value: float | None, default: float) -> float:

@@ -178,11 +178,14 @@ def bucketed(rows: np.ndarray, limit: int) -> np.ndarray:
 
 def points_of(series: Series, after_offset: int | None = None) -> np.ndarray:
     """All points of a series in the order they were written, or those from byte `after_offset` of the spool on."""
+    tail = np.frombuffer(bytes(series.tail), POINT)
+    if after_offset is not None and len(tail) and tail["offset"][0] <= after_offset:
+        return tail[tail["offset"] >= after_offset]  # as usual for a live chart: no query
     blocks = sealed(series)
     if after_offset is not None:
         blocks = blocks.filter(last_offset__gte=after_offset)
     data = b"".join(bytes(item) for item in blocks.values_list("data", flat=True))
-    points = np.frombuffer(data + bytes(series.tail), POINT)
+    points = np.concatenate([np.frombuffer(data, POINT), tail])
     return points if after_offset is None else points[points["offset"] >= after_offset]
 
 

@@ -1,0 +1,367 @@
+// The charts of a run's page; docs/charts.md says which elements and attributes a page offers.
+//
+// This file has the page's side: toolbar, view in the URL, mounting on scroll, polling. charts/data.js keeps the numbers,
+// charts/figure.js turns them into Plotly figures.
+"use strict";
+
+(async () => {
+  const section = document.getElementById("charts");
+  if (!section) return;
+  const base = new URL("charts/", document.currentScript?.src ?? section.dataset.script ?? "/static/js/");
+  const [{ RunData }, figures] = await Promise.all([import(new URL("data.js", base)), import(new URL("figure.js", base))]);
+
+  const LIVE_MS = 1500;
+  const ENDED_MS = 30000; // a run may be resumed
+  const CATALOG_MS = 30000;
+  const SLOWEST_RETRY_MS = 30000;
+  const AXES = { step: "Step", time: "Time", tokens: "Tokens" };
+
+  const data = new RunData(section.dataset.url);
+  const view = viewFromUrl();
+  const charts = [];
+  const waiting = new Set(); // charts that came into view and have no numbers yet
+  let colours = readColours();
+  let updatedAt = null;
+  let problem = null;
+  let failures = 0;
+  let timer = null;
+
+  // ---- the view: what the toolbar sets and the URL keeps
+
+  function viewFromUrl() {
+    const query = new URLSearchParams(location.search);
+    const axis = query.get("axis") in AXES ? query.get("axis") : "step";
+    const edges = [query.get("from"), query.get("to")].map((text) => (text === null ? NaN : Number(text)));
+    const smooth = Number(query.get("smooth"));
+    return {
+      axis, log: query.get("log") === "1", outliers: query.get("outliers") !== "0",
+      smooth: smooth > 0 && smooth < 1 ? smooth : 0,
+      range: edges.every(Number.isFinite) && edges[0] < edges[1] ? edges : null,
+    };
+  }
+
+  function viewToUrl() {
+    const query = new URLSearchParams(location.search);
+    const put = (key, value, usual) => (value === usual ? query.delete(key) : query.set(key, value));
+    put("axis", view.axis, "step");
+    put("log", view.log ? "1" : "0", "0");
+    put("outliers", view.outliers ? "1" : "0", "1");
+    put("smooth", String(view.smooth), "0");
+    put("from", view.range ? String(Number(view.range[0].toPrecision(12))) : "", "");
+    put("to", view.range ? String(Number(view.range[1].toPrecision(12))) : "", "");
+    const text = query.toString();
+    history.replaceState(history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
+  }
+
+  function element(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name in made && name !== "list") made[name] = value;
+      else made.setAttribute(name, value);
+    }
+    made.append(...children);
+    return made;
+  }
+
+  // ---- toolbar
+
+  const status = element("span", { className: "chart-status", role: "status" });
+  const resetZoom = element("button", { type: "button", className: "button small", textContent: "Reset zoom", hidden: !view.range });
+
+  function toolbar() {
+    const axis = element("select", { "aria-label": "Horizontal axis" });
+    for (const [value, label] of Object.entries(AXES)) axis.append(element("option", { value, textContent: label }));
+    axis.value = view.axis;
+    axis.addEventListener("change", () => {
+      view.axis = axis.value;
+      view.range = null;
+      reload();
+    });
+    const smooth = element("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smooth) });
+    const shown = element("output", { textContent: view.smooth ? view.smooth.toFixed(2) : "off" });
+    smooth.addEventListener("input", () => {
+      view.smooth = Number(smooth.value);
+      shown.textContent = view.smooth ? view.smooth.toFixed(2) : "off";
+      changed();
+    });
+    const check = (label, key, whenChecked) => {
+      const box = element("input", { type: "checkbox", checked: view[key] === whenChecked });
+      box.addEventListener("change", () => {
+        view[key] = box.checked === whenChecked;
+        changed();
+      });
+      return element("label", { className: "chart-option" }, box, ` ${label}`);
+    };
+    resetZoom.addEventListener("click", () => zoom(null));
+    const csv = element("a", { href: section.dataset.url.replace(/chart$/, "metrics/export?format=csv"), download: "", textContent: "All as CSV" });
+    section.prepend(element("div", { className: "chart-toolbar" },
+      element("label", { className: "chart-option" }, "Axis ", axis), check("Log scale", "log", true),
+      check("Hide outliers", "outliers", false), element("label", { className: "chart-option" }, "Smoothing ", smooth, " ", shown),
+      resetZoom, csv, status));
+  }
+
+  function changed() {
+    viewToUrl();
+    charts.forEach(draw);
+  }
+
+  // ---- one chart
+
+  function prepare(root) {
+    if (root.dataset.prepared) return;
+    root.dataset.prepared = "1";
+    const metrics = JSON.parse(root.dataset.metrics);
+    const body = element("div", { className: "chart-body" });
+    const empty = element("p", { className: "chart-empty", textContent: "Loading…" });
+    const unit = element("span", { className: "chart-unit" });
+    const help = element("p", { className: "chart-help", hidden: true, textContent: root.dataset.help ?? "" });
+    const chart = { root, body, empty, unit, help, metrics, kind: root.dataset.kind ?? "line", units: {}, visible: false, drawn: false };
+    const ask = element("button", { type: "button", textContent: "?", title: root.dataset.help ?? "", "aria-label": `About ${root.dataset.title}` });
+    ask.addEventListener("click", () => { help.hidden = !help.hidden; });
+    const png = element("button", { type: "button", textContent: "PNG", title: "Save this chart as a picture" });
+    png.addEventListener("click", () => savePicture(chart));
+    const query = new URLSearchParams(metrics.map((metric) => ["metric", metric]));
+    const csv = element("a", { href: `${section.dataset.url.replace(/chart$/, "metrics/export")}?${query}`, textContent: "CSV", title: "Every point, never sampled", download: "" });
+    root.append(
+      element("div", { className: "chart-head" }, element("h3", { textContent: root.dataset.title }), unit,
+        element("span", { className: "chart-actions" }, ask, png, csv)),
+      help, empty, body);
+    body.style.height = "230px";
+    charts.push(chart);
+    observer.observe(root);
+  }
+
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      const chart = charts.find((known) => known.root === entry.target);
+      chart.visible = entry.isIntersecting;
+      if (!chart.visible) continue;
+      if (chart.metrics.every((metric) => data.series.has(metric))) draw(chart);
+      else waiting.add(chart);
+    }
+    if (waiting.size) soon(loadWaiting);
+  }, { rootMargin: "300px 0px" });
+
+  let queued = null;
+  function soon(action) {
+    clearTimeout(queued);
+    queued = setTimeout(action, 20);
+  }
+
+  async function loadWaiting() {
+    const fresh = [...waiting];
+    waiting.clear();
+    const metrics = [...new Set(fresh.flatMap((chart) => chart.metrics))].filter((metric) => !data.series.has(metric));
+    const loaded = await attemptTo(() => data.load(metrics, view.axis, view.range));
+    if (!loaded) {
+      fresh.forEach((chart) => waiting.add(chart));
+      setTimeout(loadWaiting, retryMs());
+      return;
+    }
+    charts.forEach(draw);
+    if (timer === null) schedule();
+  }
+
+  function draw(chart) {
+    if (!chart.visible) return; // drawn when it comes into view
+    chart.units = data.units;
+    const first = chart.metrics[0];
+    chart.unit.textContent = data.units[first] ?? "";
+    if (!chart.help.textContent) chart.help.textContent = data.help[first] ?? "";
+    const made = data.series.has(first) ? figures.figure(chart, (metric) => data.of(metric), data.marks, view, colours) : null;
+    chart.empty.hidden = made !== null;
+    chart.body.hidden = made === null;
+    chart.root.classList.toggle("is-empty", made === null);
+    if (made === null) {
+      if (data.series.has(first)) chart.empty.textContent = emptyText();
+      return;
+    }
+    const config = { displayModeBar: false, responsive: true, displaylogo: false, scrollZoom: false, doubleClick: false };
+    Plotly.react(chart.body, made.data, made.layout, config);
+    if (!chart.drawn) {
+      chart.drawn = true;
+      chart.body.on("plotly_relayout", (event) => zoomed(event));
+      chart.body.on("plotly_doubleclick", () => zoom(null));
+    }
+  }
+
+  function emptyText() {
+    if (data.marks.attempts.length) return "Not reported by this run so far.";
+    return data.live ? "No value yet: appears with the first optimizer step." : "The run reported no value.";
+  }
+
+  async function savePicture(chart) {
+    if (!chart.drawn) return;
+    const layout = { ...chart.body.layout, title: { text: figures.plain(chart.root.dataset.title), font: { size: 14 } }, margin: { l: 50, r: 15, t: 60, b: 35 }, paper_bgcolor: colours.surface };
+    const url = await Plotly.toImage({ data: chart.body.data, layout }, { format: "png", width: 1000, height: 480, scale: 2 });
+    element("a", { href: url, download: `${chart.root.dataset.title}.png` }).click();
+  }
+
+  // ---- zoom, the same in all charts
+
+  function zoomed(event) {
+    const edges = [event["xaxis.range[0]"], event["xaxis.range[1]"]];
+    if (edges.every((edge) => edge !== undefined)) zoom(edges.map((edge) => figures.fromAxis(view.axis, edge)));
+  }
+
+  function zoom(range) {
+    const refined = view.range !== null;
+    view.range = range;
+    resetZoom.hidden = range === null;
+    changed();
+    const loaded = data.metrics;
+    if (refined || data.thinned(loaded)) soon(() => refine(loaded)); // finer rows, or all of them again
+  }
+
+  async function refine(metrics) {
+    if (await attemptTo(() => data.load(metrics, view.axis, view.range))) charts.forEach(draw);
+  }
+
+  async function reload() {
+    viewToUrl();
+    resetZoom.hidden = view.range === null;
+    const metrics = data.metrics;
+    data.clear();
+    if (await attemptTo(() => data.load(metrics, view.axis, view.range))) charts.forEach(draw);
+    else metrics.forEach((metric) => charts.filter((chart) => chart.metrics.includes(metric)).forEach((chart) => waiting.add(chart)));
+    if (waiting.size) soon(loadWaiting);
+  }
+
+  // ---- staying up to date
+
+  function retryMs() {
+    return Math.min(LIVE_MS * 2 ** failures, SLOWEST_RETRY_MS);
+  }
+
+  async function attemptTo(action) {
+    try {
+      const result = await action();
+      updatedAt = Date.now();
+      failures = 0;
+      problem = null;
+      return result ?? true;
+    } catch (error) {
+      failures += 1;
+      problem = error.final ? error.message : "Connection lost; trying again.";
+      return false;
+    } finally {
+      showStatus();
+    }
+  }
+
+  function schedule() {
+    clearTimeout(timer);
+    const live = data.live ?? section.dataset.live === "1";
+    timer = setTimeout(poll, failures ? retryMs() : live ? LIVE_MS : ENDED_MS);
+  }
+
+  async function poll() {
+    if (document.hidden) return; // goes on when the tab is looked at again
+    if (!data.cursor) {
+      schedule();
+      return;
+    }
+    const before = data.state;
+    let reset = false;
+    const result = await attemptTo(async () => {
+      const metrics = await data.poll(view.axis);
+      reset = metrics === null;
+      return metrics ?? new Set();
+    });
+    if (reset) await reload();
+    else if (result) charts.filter((chart) => chart.metrics.some((metric) => result.has(metric))).forEach(draw);
+    if (before !== data.state) {
+      charts.forEach(draw);
+      document.dispatchEvent(new CustomEvent("run-state", { detail: { state: data.state, live: data.live } }));
+    }
+    if (!problem || failures) schedule();
+  }
+
+  function showStatus() {
+    status.classList.toggle("is-lost", problem !== null);
+    if (problem) {
+      status.textContent = problem;
+    } else if (updatedAt) {
+      const seconds = Math.round((Date.now() - updatedAt) / 1000);
+      status.textContent = (data.live ? "Live" : "Ended") + (seconds < 2 ? " · updated now" : ` · updated ${seconds} s ago`);
+    }
+  }
+
+  // ---- every metric, by stage
+
+  async function allMetrics(root) {
+    const search = element("input", { type: "search", placeholder: "Search all metrics", "aria-label": "Search all metrics" });
+    const stages = element("div", { className: "stages" });
+    root.append(element("div", { className: "chart-search" }, element("h2", { textContent: "All metrics" }), search), stages);
+    const known = new Map(); // stage -> {details, grid, count}
+    search.addEventListener("input", () => filter(stages, search.value));
+    const refresh = async () => {
+      const answer = await fetch(section.dataset.url.replace(/chart$/, "metrics")).catch(() => null);
+      if (answer?.ok) (await answer.json()).forEach((metric) => place(metric, stages, known));
+      filter(stages, search.value);
+      setTimeout(refresh, CATALOG_MS);
+    };
+    await refresh();
+  }
+
+  function place(metric, stages, known) {
+    if (!known.has(metric.stage)) {
+      const grid = element("div", { className: "stage-charts chart-grid" });
+      const count = element("span", { className: "stage-count" });
+      const details = element("details", { className: "stage" }, element("summary", {}, metric.stage, " ", count), grid);
+      details.addEventListener("toggle", () => { if (details.open) grid.querySelectorAll(".chart").forEach(prepare); });
+      stages.append(details);
+      known.set(metric.stage, { details, grid, count, names: new Set() });
+    }
+    const { details, grid, count, names } = known.get(metric.stage);
+    if (names.has(metric.name)) return;
+    names.add(metric.name);
+    const root = element("div", { className: "chart" });
+    Object.assign(root.dataset, { kind: "line", title: metric.name, help: metric.help, metrics: JSON.stringify([metric.name]) });
+    root.dataset.words = `${metric.name} ${metric.help}`.toLowerCase();
+    grid.append(root);
+    count.textContent = String(names.size);
+    if (details.open) prepare(root);
+  }
+
+  function filter(stages, text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const details of stages.children) {
+      let hits = 0;
+      for (const root of details.querySelectorAll(".chart")) {
+        root.hidden = !words.every((word) => root.dataset.words.includes(word));
+        hits += root.hidden ? 0 : 1;
+      }
+      details.hidden = hits === 0;
+      if (words.length && hits) details.open = true;
+    }
+  }
+
+  // ---- colours
+
+  function readColours() {
+    const style = getComputedStyle(document.documentElement);
+    const get = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
+    const fallbacks = ["#3347c4", "#c2410c", "#0f766e", "#a21caf", "#a16207", "#0369a1", "#be123c", "#4d7c0f"];
+    return {
+      series: fallbacks.map((fallback, index) => get(`--chart-${index + 1}`, fallback)), grid: get("--chart-grid", "#e7eaef"),
+      text: get("--text", "#1a1d21"), muted: get("--muted", "#5b6470"), surface: get("--surface", "#ffffff"),
+      danger: get("--danger", "#c02626"), warning: get("--warning", get("--chart-5", "#a16207")),
+      font: getComputedStyle(document.body).fontFamily,
+    };
+  }
+
+  function recolour() {
+    colours = readColours();
+    charts.forEach(draw);
+  }
+
+  new MutationObserver(recolour).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class"] });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
+  setInterval(showStatus, 1000);
+  toolbar();
+  section.querySelectorAll(".chart").forEach(prepare);
+  const all = document.getElementById("all-metrics");
+  if (all) allMetrics(all);
+})();
