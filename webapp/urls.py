@@ -1,5 +1,19 @@
 """Where each subject's pages are."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, include, path
+from django.views.generic import RedirectView
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.accounts import views as accounts
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", RedirectView.as_view(pattern_name="runs:list"), name="home"),
+    path("login/", accounts.login, name="login"),
+    path("logout/", accounts.logout, name="logout"),
+    path("account/", include("webapp.accounts.urls")),
+    path("runs/", include("webapp.runs.urls")),
+    path("runs/<uuid:run_id>/rollouts/", include("webapp.rollouts.urls")),
+    path("rewards/", include("webapp.rewards.urls")),
+    path("hosts/", include("webapp.hosts.urls")),
+    path("api/", include("webapp.api.urls", namespace="api")),
+    path("", include("webapp.checkpoints.urls")),
+]

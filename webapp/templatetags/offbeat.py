@@ -1,5 +1,105 @@
-"""Template filters used across pages."""
+"""Tags and filters used across pages: times, sizes, numbers and states, each shown the same way everywhere."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 register = template.Library()
+
+NOTHING = "–"
+
+
+@register.simple_tag
+def ago(moment: datetime | None) -> SafeString | str:
+    """A moment; app.js turns it into "3 min ago", the title keeps the exact UTC time."""
+    if moment is None:
+        return NOTHING
+    utc = moment.astimezone(UTC)
+    return format_html(
+        '<time datetime="{}" title="{} UTC" data-ago>{}</time>',
+        utc.isoformat(timespec="seconds"), utc.strftime("%Y-%m-%d %H:%M:%S"), utc.strftime("%Y-%m-%d %H:%M"),
+    )  # fmt: skip
+
+
+@register.simple_tag
+def state(value: str, extra: str = "") -> SafeString:
+    """A run's state as a coloured word; `extra` is a further class, such as "pill"."""
+    return format_html('<span class="state state-{} {}" data-testid="state">{}</span>', value, extra, value)
+
+
+@register.filter
+def duration(value: timedelta | float | None) -> str:
+    """Seconds or a timedelta as "42 s", "3 min 12 s", "2 h 05 min" or "3 d 4 h"."""
+    if value is None:
+        return NOTHING
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if not math.isfinite(seconds) or seconds < 0:
+        return NOTHING
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+@register.filter
+def size(value: int | float | None) -> str:
+    """Bytes in binary units: "812 B", "4.2 MiB"."""
+    if value is None:
+        return NOTHING
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+@register.filter
+def number(value: Any) -> str:
+    """A number to about three significant places: 0.412, 37.5, 1,240, 12.4k, 3.1M; words such as nan stay words."""
+    if value is None or value == "":
+        return NOTHING
+    try:
+        amount = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    if not math.isfinite(amount):
+        return str(amount)
+    size_ = abs(amount)
+    if size_ >= 1e6:
+        return f"{amount / 1e6:.1f}M"
+    if size_ >= 1e4:
+        return f"{amount / 1e3:.1f}k"
+    if size_ >= 100 or (amount == int(amount) and size_ >= 10):
+        return f"{amount:,.0f}"
+    if size_ >= 10:
+        return f"{amount:.1f}"
+    if amount == int(amount):
+        return f"{amount:.0f}"
+    return f"{amount:.3f}" if size_ >= 0.001 else f"{amount:.1e}"
+
+
+@register.filter
+def percent(part: float | None, whole: float | None) -> float:
+    """`part` of `whole` in percent, within 0 and 100."""
+    if not part or not whole:
+        return 0
+    return round(max(0.0, min(100.0, 100 * float(part) / float(whole))), 1)
+
+
+@register.filter
+def plural(count: int, word: str) -> str:
+    """ "1 run", "2 runs", "1,204 runs"."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

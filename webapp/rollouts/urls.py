@@ -1,0 +1,8 @@
+"""Stored rollouts of a run; mounted under runs/<run_id>/rollouts/."""
+
+from django.urls import path
+
+from webapp.rollouts import views
+
+app_name = "rollouts"
+urlpatterns = [path("", views.rollouts, name="list")]

@@ -1,0 +1,166 @@
+"""The form of a run: new, from a clone, from YAML, a draft; checked while somebody types."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.text import slugify
+from django.views.decorators.http import require_http_methods, require_POST
+from pydantic import ValidationError
+
+from trainer_core.spec import RunSpec
+from webapp.accounts.models import User
+from webapp.runs import forms, lifecycle, previews, services
+from webapp.runs.models import Run, State
+from webapp.runs.problems import Problem, from_pydantic
+from webapp.runs.sample import sample_spec
+
+MAX_YAML = 1_000_000
+"""Characters of an imported spec."""
+
+
+def _user(request: HttpRequest) -> User:
+    assert isinstance(request.user, User)
+    return request.user
+
+
+def _parent(request: HttpRequest) -> Run | None:
+    """The run that this one is cloned from, named by `from`."""
+    text = request.POST.get("from") or request.GET.get("from")
+    if not text:
+        return None
+    try:
+        return get_object_or_404(Run, pk=UUID(text))
+    except ValueError:
+        return None
+
+
+def _get_draft(request: HttpRequest, run_id: UUID) -> Run:
+    run = get_object_or_404(Run, pk=run_id)
+    if not services.may_change(_user(request), run):
+        raise PermissionDenied
+    return run
+
+
+@require_http_methods(["GET", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    parent = _parent(request)
+    if request.method == "POST":
+        return _handle(request, None, parent)
+    if parent:
+        spec = parent.run_spec()
+        spec = spec.model_copy(update={"name": f"{spec.name[:110]} (copy)"})
+    else:
+        spec = sample_spec() if request.GET.get("preset") == "sample" else RunSpec()
+    return _page(request, forms.from_spec(spec), parent=parent)
+
+
+@require_http_methods(["GET", "POST"])
+def edit(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = _get_draft(request, run_id)
+    if run.state != State.DRAFT:
+        messages.error(request, f"The run is {run.state}; only a draft can be changed. Clone it instead.")
+        return redirect("runs:detail", run.pk)
+    if request.method == "POST":
+        return _handle(request, run, run.parent)
+    return _page(request, forms.from_spec(run.run_spec()), run=run, parent=run.parent)
+
+
+@require_POST
+def check(request: HttpRequest) -> JsonResponse:
+    """What the form shows while somebody types: problems by field, what a step will be, how it differs from its parent."""
+    spec, problems = forms.validate(request.POST)
+    answer: dict[str, Any] = {"facts": [], "prompts": [], "diff": []}
+    if spec is not None:
+        problems = services.check_spec(spec)
+        answer["facts"] = previews.facts(spec)
+        if not any(problem.field.startswith("data") for problem in problems):
+            answer["prompts"] = previews.prompts(spec)
+        if parent := _parent(request):
+            changes = forms.spec_diff(parent.spec, services.pin_rewards(spec).model_dump(mode="json"))
+            answer["diff"] = [{"path": path, "before": before, "after": after} for path, before, after in changes]
+    answer["problems"] = [asdict(problem) for problem in problems]
+    return JsonResponse(answer)
+
+
+def _handle(request: HttpRequest, run: Run | None, parent: Run | None) -> HttpResponse:
+    action = request.POST.get("action", "launch")
+    if action == "import":
+        return _import(request, run, parent)
+    if action == "add-reward":
+        return _page(request, _with_reward_row(request.POST), run=run, parent=parent)
+    spec, problems = forms.validate(request.POST)
+    if spec is not None and action == "export":
+        return yaml_response(spec)
+    if spec is not None and action == "launch":
+        problems = services.check_spec(spec)
+    if spec is None or problems:
+        return _page(request, forms.from_post(request.POST, problems), run=run, parent=parent, status=422)
+    return _store(request, spec, run, parent, launch=action == "launch")
+
+
+def _store(request: HttpRequest, spec: RunSpec, run: Run | None, parent: Run | None, *, launch: bool) -> HttpResponse:
+    user = _user(request)
+    if run is None:
+        run = services.create_run(spec, user, parent=parent)
+    elif not services.update_draft(run, spec, user):
+        messages.error(request, "The run was launched meanwhile, so it was not changed.")
+        return redirect("runs:detail", run.pk)
+    else:
+        run.refresh_from_db()
+    if launch:
+        try:
+            lifecycle.launch(run, user)
+        except lifecycle.Refused as refusal:
+            messages.error(request, str(refusal))
+    else:
+        messages.success(request, "Saved as a draft; nothing has started.")
+    return redirect("runs:detail", run.pk)
+
+
+def _import(request: HttpRequest, run: Run | None, parent: Run | None) -> HttpResponse:
+    """Fill the form from YAML, pasted or uploaded; what can't be used leaves the form as it was."""
+    upload = request.FILES.get("yaml_file")
+    text = upload.read(MAX_YAML + 1).decode("utf-8", errors="replace") if upload else request.POST.get("yaml", "")
+    try:
+        if len(text) > MAX_YAML:
+            raise ValueError(f"the text is longer than {MAX_YAML:,} characters")
+        spec = RunSpec.from_yaml(text)
+    except ValidationError as error:
+        problems = [Problem("", f"YAML, {item.field or 'whole'}: {item.message}") for item in from_pydantic(error)]
+    except ValueError as error:
+        problems = [Problem("", f"YAML: {error}.")]
+    else:
+        messages.success(request, f"Filled in from YAML: {spec.name}. Nothing is saved yet.")
+        return _page(request, forms.from_spec(spec), run=run, parent=parent)
+    return _page(request, forms.from_post(request.POST, problems), run=run, parent=parent, yaml=text, status=422)
+
+
+def _with_reward_row(post: QueryDict) -> forms.SpecForm:
+    form = forms.from_post(post, [])
+    form.rewards.append(forms.empty_reward_row(len(form.rewards)))
+    return form
+
+
+def _page(
+    request: HttpRequest, form: forms.SpecForm, *, run: Run | None = None, parent: Run | None = None, yaml: str = "",
+    status: int = 200,
+) -> HttpResponse:  # fmt: skip
+    context = {
+        "form": form, "run": run, "parent": parent, "yaml": yaml, "reward_choices": forms.reward_choices(),
+        "empty_row": forms.empty_reward_row("__index__"),
+    }  # fmt: skip
+    return render(request, "runs/form.html", context, status=status)
+
+
+def yaml_response(spec: RunSpec) -> HttpResponse:
+    """The spec as a file to download."""
+    response = HttpResponse(spec.to_yaml(), content_type="application/yaml; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="{slugify(spec.name) or "run"}.yaml"'
+    return response

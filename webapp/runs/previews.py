@@ -1,0 +1,75 @@
+"""What a spec amounts to, shown beside the form: the size of a step, and its first prompts."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trainer_core.spec import RunSpec
+
+SHOWN = 3
+MAX_CHARACTERS = 600
+
+
+def facts(spec: RunSpec) -> list[str]:
+    """Sentences about the run that follow from its settings."""
+    samples, group = spec.samples_per_step, spec.rollout.num_generations
+    budget = spec.training.token_budget
+    if budget is not None and budget <= 0:
+        step = f"A step trains on {samples} samples: {samples // group} prompts × {group} rollouts."
+    else:
+        step = f"A step fills {spec.training.gradient_accumulation_steps} packed rows on each trainer device."
+    trained = f"LoRA adapter of rank {spec.lora.r}" if spec.lora.enabled else "all weights"
+    pushes = spec.training.weight_sync_steps
+    when = "after each step" if pushes == 1 else f"every {pushes} steps"
+    kept = spec.training.max_steps // spec.checkpoints.save_steps
+    kept += 1 if spec.training.max_steps % spec.checkpoints.save_steps else 0
+    kept = min(kept, spec.checkpoints.save_total_limit or kept)
+    room = spec.server.max_model_len - spec.rollout.max_completion_length
+    return [
+        step,
+        f"{spec.training.max_steps:,} steps, training {trained}; weights go to the server {when}.",
+        f"Prompts may have up to {room:,} tokens; completions up to {spec.rollout.max_completion_length:,}.",
+        f"{kept:,} checkpoint{'' if kept == 1 else 's'} will be kept.",
+    ]
+
+
+def prompts(spec: RunSpec) -> list[str]:
+    """The first prompts as text, with the suffix; empty for a hub dataset, which is only read where the run runs."""
+    source = spec.data.source
+    if source.startswith("reasoning_gym:"):
+        import reasoning_gym
+
+        dataset = reasoning_gym.create_dataset(
+            source.partition(":")[2], size=min(spec.data.size, SHOWN), seed=spec.data.seed, **spec.data.options
+        )
+        found = [dataset[index]["question"] for index in range(len(dataset))]
+    elif Path(source).suffix in (".jsonl", ".csv", ".parquet"):
+        found = _from_file(Path(source).expanduser())
+    else:
+        found = []
+    return [_text(prompt, spec.data.prompt_suffix) for prompt in found]
+
+
+def _from_file(path: Path) -> list[Any]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(SHOWN, columns=["prompt"]), None)
+        return batch.column("prompt").to_pylist() if batch is not None else []
+    with open(path, encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            import csv
+
+            return [row["prompt"] for row in islice(csv.DictReader(file), SHOWN)]
+        return [json.loads(line).get("prompt") for line in islice((line for line in file if line.strip()), SHOWN)]
+
+
+def _text(prompt: Any, suffix: str) -> str:
+    if isinstance(prompt, list):
+        text = "\n".join(f"[{message.get('role')}] {message.get('content')}" for message in prompt)
+    else:
+        text = f"{prompt} {suffix}" if suffix and not suffix[0].isspace() else f"{prompt}{suffix}"
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
