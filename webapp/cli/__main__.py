@@ -1,0 +1,7 @@
+"""`python -m webapp.cli`, where the command is not installed."""
+
+import sys
+
+from webapp.cli import main
+
+sys.exit(main())
