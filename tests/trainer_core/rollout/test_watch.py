@@ -1,0 +1,28 @@
+from trainer_core.rollout.watch import EQUAL_GROUPS, FAILING_GROUPS, FIRST_GROUPS, RewardWatch
+
+
+def test_broken_from_the_start_is_fatal() -> None:
+    watch = RewardWatch()
+    verdicts = [watch.observe(failed=True, equal=False, reason="f: KeyError") for _ in range(FIRST_GROUPS)]
+    assert verdicts[:-1] == [None] * (FIRST_GROUPS - 1)
+    assert verdicts[-1] is not None
+    assert verdicts[-1].kind == "fatal"
+    assert verdicts[-1].text == "none of the first 4 groups could be scored: f: KeyError"
+
+
+def test_one_that_works_is_enough_to_go_on_for_long() -> None:
+    watch = RewardWatch()
+    assert watch.observe(failed=False, equal=False, reason="") is None
+    verdicts = [watch.observe(failed=True, equal=False, reason="x") for _ in range(FAILING_GROUPS)]
+    assert [verdict for verdict in verdicts if verdict] == [verdicts[-1]]
+    assert verdicts[-1] is not None
+    assert verdicts[-1].kind == "fatal"
+
+
+def test_equal_rewards_alarm_again_and_again() -> None:
+    watch = RewardWatch()
+    verdicts = [watch.observe(failed=False, equal=True, reason="") for _ in range(3 * EQUAL_GROUPS)]
+    alarms = [verdict for verdict in verdicts if verdict]
+    assert [alarm.kind for alarm in alarms] == ["alarm"] * 3
+    assert watch.observe(failed=False, equal=False, reason="") is None
+    assert not any(watch.observe(failed=False, equal=True, reason="") for _ in range(EQUAL_GROUPS - 1))
