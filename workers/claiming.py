@@ -68,10 +68,10 @@ def claim_next(host_name: str) -> Attempt | None:
 def _take(run: Run, attempt: Attempt, spec: RunSpec, host: Host, chosen: list[Device]) -> bool:
     now = timezone.now()
     names = "the CPU slot" if chosen[0].kind == Device.Kind.CPU else f"{len(chosen)} GPUs"
-    fields = {} if run.started_at else {"started_at": now}
     reason = f"Starts on {host.name} with {names}."
-    if not change_state(run, (State.QUEUED,), State.STARTING, reason, attempt=attempt, **fields):
+    if not change_state(run, (State.QUEUED,), State.STARTING, reason, attempt=attempt):
         return False
+    Run.objects.filter(pk=run.pk, started_at=None).update(started_at=now)
     Attempt.objects.filter(pk=attempt.pk).update(host=host, started_at=now, heartbeat_at=Now())
     leases.take(attempt, spec, chosen)
     attempt.refresh_from_db()
@@ -101,7 +101,11 @@ def _devices(host: Host) -> tuple[list[Device], list[Device]]:
     """(present, free) devices; a GPU that a stranger computes on is not free, though nobody leased it."""
     present = list(host.devices.filter(present=True).order_by("kind", "index").select_related("lease"))
     unleased = [device for device in present if not hasattr(device, "lease")]
-    strangers = devices.computing_on(device.uuid for device in unleased)
+    try:
+        strangers = devices.computing_on(device.uuid for device in unleased)
+    except devices.DriverFailed as error:
+        logger.error("No GPU is given to a run, since the driver does not say whether they are free: %s", error)
+        return present, []
     for uuid, pids in strangers.items():
         if pids:
             logger.warning("GPU %s is not leased, but processes %s compute on it; no run gets it", uuid, pids)

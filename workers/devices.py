@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 MIB = 2**20
 
 
+class DriverFailed(Exception):
+    """NVIDIA's driver is there, but does not say who uses a GPU."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A device of this host."""
@@ -62,20 +66,21 @@ def _gpu(nvml: Any, index: int) -> Found:
 
 
 def computing_on(uuids: Iterable[str]) -> dict[str, list[int]]:
-    """Pids of the processes that compute on each of these GPUs. CPU slots have none."""
+    """Pids of the processes that compute on each of these GPUs. CPU slots have none. Raises DriverFailed."""
     gpus = [uuid for uuid in uuids if not uuid.startswith("cpu:")]
     if not gpus:
         return {}
     with _nvml() as nvml:
         if nvml is None:
             return {}
-        return {
-            uuid: [
-                process.pid
-                for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
-            ]
-            for uuid in gpus
-        }
+        try:
+            handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus}
+            return {
+                uuid: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+                for uuid, handle in handles.items()
+            }
+        except nvml.NVMLError as error:
+            raise DriverFailed(str(error)) from error
 
 
 @contextmanager

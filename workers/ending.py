@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from webapp.runs.lifecycle import change_state, record
 from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State
-from workers import devices, leases
+from workers import leases
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,11 +50,12 @@ def trainer_outcome(
     return Outcome(State.FAILED, reason, log, returncode)
 
 
-def conclude(attempt: Attempt, outcome: Outcome) -> bool:
-    """Write the end of an attempt and release its devices and ports, in one transaction.
+def conclude(attempt: Attempt, outcome: Outcome, keep: Mapping[str, list[int]]) -> bool:
+    """Write the end of an attempt and release its ports and devices, in one transaction.
 
-    The run itself changes only if this attempt is still its newest: a resume elsewhere is not overwritten. False when
-    somebody else ended it before.
+    `keep` are GPUs that can't be given back, and the pids on them: they stay leased, and the reaper looks again. The run
+    itself changes only if this attempt is still its newest: a resume elsewhere is not overwritten. False when somebody
+    else ended it before.
     """
     level = Event.Level.ERROR if outcome.state == State.FAILED else Event.Level.INFO
     with transaction.atomic():
@@ -66,21 +67,20 @@ def conclude(attempt: Attempt, outcome: Outcome) -> bool:
                 run, (*ACTIVE, State.LOST), outcome.state, outcome.reason, attempt=attempt, level=level
             )
         else:
-            Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(state=outcome.state, ended_at=timezone.now())
+            Attempt.objects.filter(pk=attempt.pk, state__in=(*ACTIVE, State.LOST)).update(
+                state=outcome.state, ended_at=timezone.now()
+            )
         if outcome.exit_code is not None:
             Attempt.objects.filter(pk=attempt.pk).update(exit_code=outcome.exit_code)
         if outcome.log:
             text = "Last lines of the log."
             record(run, "last_lines", text, attempt=attempt, level=level, log=outcome.log, exit_code=outcome.exit_code)
-        leases.release(attempt)
+        if keep:
+            who = "; ".join(f"{uuid}: {', '.join(map(str, pids)) or 'unknown'}" for uuid, pids in keep.items())
+            text = f"Not given back, since processes are still on it ({who}); end them, and it is free in seconds."
+            record(run, "device_busy", text, attempt=attempt, level=Event.Level.WARNING)
+        leases.release(attempt, keep)
     return changed
-
-
-def still_computing(attempt: Attempt, pids: set[int]) -> dict[str, list[int]]:
-    """GPUs of the attempt on which some of `pids` still compute; such a GPU is not given back."""
-    held = attempt.leases.values_list("device__uuid", flat=True)
-    on_device = devices.computing_on(held)
-    return {uuid: ours for uuid, found in on_device.items() if (ours := sorted(pids & set(found)))}
 
 
 def persist(action: Callable[[], T], deadline_s: float) -> T:

@@ -15,8 +15,8 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from trainer_core.spec import RunSpec
 from webapp.rewards.models import RewardVersion
-from webapp.runs.models import Attempt
 from webapp.runs.checks import BUILTIN_MODELS, check_spec, local_model
+from webapp.runs.models import Attempt
 from workers import failures, processes
 
 logger = logging.getLogger(__name__)

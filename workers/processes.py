@@ -136,7 +136,8 @@ def sweep(mark: str, groups: Iterable[int] = (), created_before: float = math.in
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
                 killed.add(process.pid)
-        reap_orphans(own=())
+        if os.environ.get(MARK) == mark:
+            reap_orphans(own=())
         time.sleep(0.05)
     return sorted(killed), []
 

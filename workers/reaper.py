@@ -18,9 +18,9 @@ from django.utils import timezone
 from webapp.hosts.models import Host
 from webapp.runs.lifecycle import change_state
 from webapp.runs.models import ACTIVE, ENDED, Attempt, Event, State
-from workers import failures, processes
+from workers import failures, leases, processes
 from workers.claiming import start_supervisor
-from workers.ending import Outcome, conclude, last_event, still_computing
+from workers.ending import Outcome, conclude, last_event
 from workers.shipping import is_behind, ship_all
 
 logger = logging.getLogger(__name__)
@@ -91,21 +91,20 @@ def _without_supervisor(attempt: Attempt) -> None:
 
 
 def _bury(attempt: Attempt, outcome: Outcome | None = None) -> bool:
-    """End what a dead supervisor left: processes, shared memory, unshipped lines, leases. False when it has to wait."""
+    """End what a dead supervisor left: processes, shared memory, unshipped lines, leases. True when this ended the run."""
     groups, blocks = processes.read_record(attempt.folder)
     born_before = (attempt.heartbeat_at.timestamp() if attempt.heartbeat_at else time.time()) + 60
-    found = processes.belonging(str(attempt.pk), groups, born_before)
-    blocks |= processes.shared_memory(found)
-    pids = {process.pid for process in found}
+    blocks |= processes.shared_memory(processes.belonging(str(attempt.pk), groups, born_before))
     killed, alive = processes.sweep(str(attempt.pk), groups, born_before)
     if killed or alive:
         logger.warning("The supervisor of %s is dead; killed %s, still alive %s", attempt, killed, alive or "none")
     processes.remove_shared_memory(blocks)
     ship_all(attempt)
-    if alive or (busy := still_computing(attempt, pids)):
-        logger.warning("%s keeps its devices: processes %s can't be ended", attempt, alive or busy)
+    keep = {uuid: alive for uuid in leases.held_uuids(attempt)} if alive else leases.busy_gpus(attempt)
+    if attempt.state in ENDED:  # only devices are left to give back
+        leases.release(attempt, keep)
         return False
-    return conclude(attempt, outcome or _reported(attempt))
+    return conclude(attempt, outcome or _reported(attempt), keep)
 
 
 def _reported(attempt: Attempt) -> Outcome:

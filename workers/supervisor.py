@@ -31,7 +31,7 @@ from django.db.models.functions import Now  # noqa: E402
 from webapp.runs.lifecycle import change_state, record  # noqa: E402
 from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State  # noqa: E402
 from workers import failures, leases, processes  # noqa: E402
-from workers.ending import Outcome, conclude, last_event, persist, still_computing, trainer_outcome  # noqa: E402
+from workers.ending import Outcome, conclude, last_event, persist, trainer_outcome  # noqa: E402
 from workers.launching import TrainerPlan, environment, train_command  # noqa: E402
 from workers.preparation import CannotStart, check_inputs, find_model, prepare_folder, write_atomically  # noqa: E402
 from workers.server import Server  # noqa: E402
@@ -273,30 +273,24 @@ class Supervisor:
 
     def end(self, outcome: Outcome | None) -> None:
         """End every process of the attempt, prove that none is left, ship the rest, give the devices back."""
-        seen = {process.pid for process in self._belonging()}
         if self.trainer is not None:
             processes.end(self.trainer, TERM_GRACE_S)
         if self.server is not None:
             self.server.stop()
         killed, alive = processes.sweep(str(self.attempt.pk), self._groups())
-        logger.info("Swept %s; still alive: %s", killed, alive or "none")
+        logger.info("Swept %s; still alive: %s", killed or "nothing", alive or "none")
         self.shipper.finish(SHIP_DEADLINE_S)
-        self._wait_for_gpus(seen | set(killed))
-        if alive:
-            raise RuntimeError(
-                f"processes {alive} can't be killed; the devices stay leased until the reaper sees them gone"
-            )
+        keep = {uuid: alive for uuid in leases.held_uuids(self.attempt)} if alive else self._wait_for_gpus()
         final = outcome or Outcome(State.STOPPED, "A newer attempt took over.")
-        persist(lambda: conclude(self.attempt, final), DATABASE_DEADLINE_S)
+        persist(lambda: conclude(self.attempt, final, keep), DATABASE_DEADLINE_S)
         logger.info("%s: %s", final.state, final.reason)
 
-    def _wait_for_gpus(self, pids: set[int]) -> None:
-        """A driver frees memory after its process is gone. Raises RuntimeError, which keeps the GPU leased, if it does not."""
+    def _wait_for_gpus(self) -> dict[str, list[int]]:
+        """A driver frees memory after its process is gone. Returns the GPUs, with pids, that are not free in time."""
         deadline = time.monotonic() + GPU_RELEASE_DEADLINE_S
-        while busy := still_computing(self.attempt, pids):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"processes of this attempt still hold GPU memory: {busy}")
+        while (busy := leases.busy_gpus(self.attempt)) and time.monotonic() < deadline:
             time.sleep(1)
+        return busy
 
     def write_record(self) -> None:
         blocks = self.server.blocks if self.server else set()
@@ -309,9 +303,6 @@ class Supervisor:
     def _own_children(self) -> list[int]:
         owned = [self.trainer, self.server.process if self.server else None]
         return [process.pid for process in owned if process is not None]
-
-    def _belonging(self) -> list[psutil.Process]:
-        return processes.belonging(str(self.attempt.pk), self._groups())
 
     def _keep_shipping(self) -> None:
         """A shipper that met an error of its own is started again after a while; training never waits for it."""
@@ -347,6 +338,7 @@ def main(arguments: list[str] | None = None, make: Callable[[Attempt], Superviso
     parser = argparse.ArgumentParser(description="Supervises one attempt of a run.")
     parser.add_argument("--attempt", required=True)
     attempt_id = parser.parse_args(arguments).attempt
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would report each look at /health
     processes.become_subreaper()
     attempt = persist(lambda: enter(attempt_id), DATABASE_DEADLINE_S)
     if attempt is None:

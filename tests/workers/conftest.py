@@ -81,11 +81,18 @@ class Studio:
                     found.append(psutil.Process(int(folder.name)))
         return found
 
+    def programs(self, attempt: Any, text: str) -> list[psutil.Process]:
+        """The processes of an attempt whose command line has `text`."""
+        found = []
+        for process in self.marked(attempt):
+            with suppress(psutil.Error):
+                if text in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
     def program(self, attempt: Any, text: str) -> psutil.Process:
-        """The process of an attempt whose command line has `text`."""
-        found = [process for process in self.marked(attempt) if text in " ".join(process.cmdline())]
-        assert len(found) == 1, f"{len(found)} processes with {text!r}"
-        return found[0]
+        (found,) = self.programs(attempt, text)
+        return found
 
     def close(self) -> None:
         """Kill everything that was started here. The logs go to stdout, which pytest shows when the test failed."""
