@@ -158,7 +158,7 @@ class Studio:
              "off", "--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "3"],
             ready=self._web_answers,
         )  # fmt: skip
-        celery = [python, "-m", "celery", "-A", "workers.tasks"]
+        celery = [python, "-m", "celery", "--quiet", "-A", "workers.tasks"]
         queues = f"celery,host.{self.host_name}"
         schedule = str(settings.HOME / "beat-schedule")
         self.worker = Process(
