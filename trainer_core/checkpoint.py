@@ -10,6 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
+from transformers.trainer_utils import get_last_checkpoint
+
 from trainer_core.rollout.state import RolloutState
 
 STATE_FILE = "rollout_state.json"
@@ -53,6 +55,13 @@ def remove_leftovers(output_dir: Path) -> None:
             os.replace(path, original)
     for path in output_dir.glob(f"{STAGING_PREFIX}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def latest(output_dir: Path) -> str:
+    """The newest checkpoint folder. Raises ValueError when there is none."""
+    if (found := get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None) is None:
+        raise ValueError(f"{output_dir} holds no checkpoint to resume from")
+    return found
 
 
 def size_bytes(folder: Path) -> int:

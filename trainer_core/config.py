@@ -35,7 +35,7 @@ class AsyncGRPOConfig(TrainingArguments):
     bf16: bool | None = _option(None, "bfloat16 autocast; unset: on unless fp16 is on.")  # type: ignore[assignment]
     gradient_checkpointing: bool = _option(True, "Recompute activations in the backward pass.")
     ignore_data_skip: bool = _option(True, "Always on: a live queue cannot be skipped and replayed.")
-    report_to: None | str | list[str] = _option("none", "Exporters of transformers, such as tensorboard or wandb.")
+    report_to: str | list[str] | None = _option("none", "Exporters of transformers, such as tensorboard or wandb.")
 
     # The model
     model_init_kwargs: dict[str, Any] | str | None = _option(None, "Keyword arguments of from_pretrained.")

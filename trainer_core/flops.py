@@ -7,8 +7,10 @@ checkpointing, chunked logits, attention backward) is not counted, so that utili
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import nn
 
 # Dense bfloat16 peak of a device in FLOP/s, by a part of its name (vendors' data sheets). The longest match wins.
@@ -54,7 +56,7 @@ class FlopCounter:
     @classmethod
     def of(cls, model: nn.Module) -> FlopCounter:
         """Counts from the linear layers of an unwrapped model (with or without PEFT)."""
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         head = base.get_output_embeddings()
         forward = total = 0
         for module in base.modules():

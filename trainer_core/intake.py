@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from trainer_core.metrics import MetricBuffer
 from trainer_core.rollout.messages import (
     GroupConsumed,
     GroupDropped,
@@ -19,7 +18,6 @@ from trainer_core.rollout.messages import (
 )
 from trainer_core.rollout.state import RolloutState
 from trainer_core.rollout.types import RolloutSample
-from trainer_core.spool import Spool
 
 POLL_S = 1.0
 REPORT_EVERY_S = 30.0
@@ -63,19 +61,18 @@ class SampleIntake:
         max_staleness: int,
         prompts_wanted: float,
         control_path: Path,
-        spool: Spool,
-        metrics: Callable[[], Iterable[MetricBuffer]],
+        add: Callable[[str, Any], None],
+        event: Callable[..., None],
         server_back: Callable[[str], None],
     ) -> None:
         self.worker = worker
         self.state = state
         self.order: Order | None = None
-        self.step = 0
         self._max_staleness = max_staleness
         self._prompts_wanted = prompts_wanted
         self._control_path = control_path
-        self._spool = spool
-        self._buffers = metrics
+        self._add = add
+        self._event = event
         self._server_back = server_back
         self._groups: dict[str, _Group] = {}
         self._complete = 0  # groups pulled whole and not finished
@@ -107,11 +104,11 @@ class SampleIntake:
             self.poll()
             if self.order is not None or (self.exhausted and not self.worker.queue_size()):
                 return None
-            self.add("sample/rollout_queue_size", self.worker.queue_size())
+            self._add("sample/rollout_queue_size", self.worker.queue_size())
             before = time.monotonic()
             sample = self.worker.get(timeout=POLL_S)
             now = time.monotonic()
-            self.add("perf/rollout_wait_s", now - before)
+            self._add("perf/rollout_wait_s", now - before)
             if sample is not None:
                 if (accepted := self._accept(sample)) is not None:
                     return accepted
@@ -128,10 +125,6 @@ class SampleIntake:
             self._complete -= 1
             self.state.mark(sample.epoch, sample.row_index)
 
-    def add(self, name: str, value: float | tuple[float, float]) -> None:
-        for buffer in self._buffers():
-            buffer.add(name, value)
-
     def _accept(self, sample: RolloutSample) -> RolloutSample | None:
         group = self._groups.setdefault(sample.group_id, _Group())
         staleness = self.state.weight_version - sample.weight_version
@@ -141,27 +134,27 @@ class SampleIntake:
         if group.pulled == sample.group_size:
             self._complete += 1
             self.worker.send(GroupConsumed(sample.group_id, group.kept))
-        self.add("sample/dropped_stale_total", float(not fresh))
+        self._add("sample/dropped_stale_total", float(not fresh))
         if not fresh:
             self.finish(sample)
             return None
-        self.add("sample/time_in_queue_s", max(0.0, time.time() - sample.queued_at))
-        self.add("sample/staleness_mean", staleness)
-        self.add("sample/staleness_max", staleness)
+        self._add("sample/time_in_queue_s", max(0.0, time.time() - sample.queued_at))
+        self._add("sample/staleness_mean", staleness)
+        self._add("sample/staleness_max", staleness)
         return sample
 
     def _handle(self, message: object) -> None:
         if isinstance(message, WorkerMetrics):
             for name, values in message.values.items():
                 for value in values:
-                    self.add(name, value)
+                    self._add(name, value)
         elif isinstance(message, GroupDropped):
             self.state.mark(message.epoch, message.row_index)
         elif isinstance(message, WorkerEvent):
-            self._spool.event(self.step, message.level, message.name, message.text, **message.data)
+            self._event(message.level, message.name, message.text, **message.data)
         elif isinstance(message, ServerLost):
             text = f"The server at {message.url} stopped answering; generation is on hold."
-            self._spool.event(self.step, "warning", "server_lost", text, url=message.url)
+            self._event("warning", "server_lost", text, url=message.url)
         elif isinstance(message, ServerBack):
             self._server_back(message.url)
         else:

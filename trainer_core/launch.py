@@ -190,7 +190,9 @@ def _check_model(model: str) -> None:
     path = Path(model)
     looks_local = path.is_absolute() or model.startswith((".", "~")) or path.exists()
     if looks_local and not (path.expanduser() / "config.json").is_file():
-        raise ValueError(f"model {model} does not exist or has no config.json; give a Hugging Face model folder or a hub id")
+        raise ValueError(
+            f"model {model} does not exist or has no config.json; give a Hugging Face model folder or a hub id"
+        )
 
 
 def _check_checkpoint(folder: Path) -> None:

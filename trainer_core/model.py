@@ -21,7 +21,9 @@ LOGIT_BYTES = 64 << 20
 """Size of one chunk of float32 logits."""
 
 
-def load_policy(path: str, *, dtype: str, trust_remote_code: bool, init_kwargs: dict[str, Any] | None) -> PreTrainedModel:
+def load_policy(
+    path: str, *, dtype: str, trust_remote_code: bool, init_kwargs: dict[str, Any] | None
+) -> PreTrainedModel:
     """Load a causal language model ready for packed rows.
 
     Raises ValueError with one sentence when the path is no model, NotImplementedError when its architecture is not
@@ -29,7 +31,9 @@ def load_policy(path: str, *, dtype: str, trust_remote_code: bool, init_kwargs: 
     """
     kwargs = dict(init_kwargs or {})
     if Path(path).is_absolute() and not (Path(path) / "config.json").is_file():
-        raise ValueError(f"model {path} does not exist or has no config.json; give a Hugging Face model folder or a hub id")
+        raise ValueError(
+            f"model {path} does not exist or has no config.json; give a Hugging Face model folder or a hub id"
+        )
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except OSError as error:
@@ -99,7 +103,7 @@ def score_row(
     `model` may be wrapped; its output layer must have been prepared by `install_scoring`.
     """
     device = positions.device
-    head: Any = _output_layer(model)
+    head = _output_layer(model)
     head.pending = request
     output = model(
         input_ids=torch.from_numpy(trie.input_ids)[None].to(device),
@@ -111,9 +115,9 @@ def score_row(
     return Scores(*output.logits)
 
 
-def _output_layer(model: nn.Module) -> nn.Module:
+def _output_layer(model: Any) -> Any:
     while not hasattr(model, "get_output_embeddings"):
-        model = model.module  # type: ignore[assignment]
+        model = model.module  # a data-parallel wrapper
     return model.get_output_embeddings()
 
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from trainer_core.flops import FlopCounter
+from trainer_core.loss import MetricValue
 from trainer_core.metrics import MetricBuffer
 from trainer_core.packing.collator import PackedRow
 from trainer_core.rollout.types import RolloutSample
 
 MicroBatchRows = Sequence[PackedRow]
+Value = float | tuple[float, float]
+
+
+def scored_positions(row: PackedRow) -> int:
+    """Positions of a row that reach the output layer: trained tokens, shared ones once."""
+    return len(np.unique(row.token_index))
 
 
 class StepReport:
@@ -28,12 +36,18 @@ class StepReport:
         self.seconds: dict[str, float] = defaultdict(float)
         self._device = device
         self._started = time.perf_counter()
+        self._loss = 0.0
+        self._row_values: list[tuple[str, Value]] = []
+
+    def restart(self) -> None:
+        """The step's clock starts now."""
+        self._started = self.now()
 
     @property
     def buffers(self) -> tuple[MetricBuffer, MetricBuffer]:
         return self.step, self.log
 
-    def add(self, name: str, value: float | tuple[float, float]) -> None:
+    def add(self, name: str, value: Value) -> None:
         for buffer in self.buffers:
             buffer.add(name, value)
 
@@ -43,6 +57,25 @@ class StepReport:
         started = self.now()
         yield
         self.seconds[name] += self.now() - started
+
+    def add_row(self, loss: torch.Tensor, metrics: Mapping[str, MetricValue]) -> None:
+        """Keep a row's share of the loss and its metric values; one transfer from the device for all of them."""
+        parts = {name: value if isinstance(value, tuple) else (value,) for name, value in metrics.items()}
+        flat = [loss, *(part for pair in parts.values() for part in pair)]
+        numbers = iter(torch.stack([part.float() for part in flat]).tolist())
+        self._loss += next(numbers)
+        for name, pair in parts.items():
+            self._row_values.append((name, next(numbers) if len(pair) == 1 else (next(numbers), next(numbers))))
+
+    def gather_rows(self, world_size: int) -> None:
+        """Take up the values of all rows of the step, those of other ranks included."""
+        values, losses = self._row_values, [self._loss]
+        if world_size > 1:
+            values, losses = gather_object(values), gather_object(losses)
+        self.add("loss", sum(losses))
+        for name, value in values:
+            self.add(name, value)
+        self._row_values, self._loss = [], 0.0
 
     def add_samples(self, samples: Sequence[RolloutSample]) -> None:
         """Metrics of the samples that a step trains on."""
@@ -69,14 +102,14 @@ class StepReport:
             if token_budget is not None:
                 self.add("batch/row_fill_frac", row.tokens / token_budget)
             self.add("batch/packing_ratio", (float(row.raw_tokens), float(row.tokens)))
-            scored = len(np.unique(row.token_index))
-            self.add("batch/masked_token_frac", (float(row.tokens - scored), float(row.tokens)))
+            self.add("batch/masked_token_frac", (float(row.tokens - scored_positions(row)), float(row.tokens)))
         used = [micro_batch for micro_batch in micro_batches if any(row.samples for row in micro_batch)]
         for micro_batch in used:
             costs = [row.cost for row in micro_batch]
             lengths = [row.tokens for row in micro_batch]
             self.add("batch/row_imbalance", max(costs) / (sum(costs) / len(costs)))
             self.add("batch/pad_frac", 1 - sum(lengths) / (len(lengths) * max(lengths)))
+        self.add("batch/groups_per_step", len({group for row in rows for group in row.groups}))
         self.add("batch/samples_per_step", sum(row.samples for row in rows))
         self.add("batch/microbatches_per_step", len(used))
         self.add("batch/forwarded_tokens_per_step", self.tokens(rows))
@@ -94,7 +127,7 @@ class StepReport:
         now = time.perf_counter()
         wall = now - self._started
         self._started = now
-        work = sum(flops.total(row.tokens, row.pairs, len(np.unique(row.token_index))) for row in rows)
+        work = sum(flops.total(row.tokens, row.pairs, scored_positions(row)) for row in rows)
         tokens, terms = self.tokens(rows), sum(row.terms for row in rows)
         compute = self.seconds["perf/fwd_bwd_s"]
         self.add("perf/step_s", wall)

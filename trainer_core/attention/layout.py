@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from trainer_core.packing.trie import TrieLayout
 
-QUERY_BLOCK = 256
+QUERY_BLOCK = 128
 """Queries of one block. Measured on a CPU: larger ones waste masked pairs, smaller ones waste calls."""
 
 
@@ -57,7 +58,7 @@ class TreeLayout:
         total = int(self.segments[-1, 1])
         if edges[-1] < total:
             edges.append(total)
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(pairwise(edges))
 
     def _block(self, start: int, end: int, window: int | None) -> QueryBlock:
         starts, ends, _, subtree_ends = self.segments.T

@@ -24,7 +24,5 @@ def sdpa_tree_attention(
         own = slice(block.start, block.end)
         keys = key[:, :, own] if block.keys is None else key.index_select(2, block.keys)
         values = value[:, :, own] if block.keys is None else value.index_select(2, block.keys)
-        outputs.append(
-            scaled_dot_product_attention(query[:, :, own], keys, values, attn_mask=block.mask, scale=scale)
-        )
+        outputs.append(scaled_dot_product_attention(query[:, :, own], keys, values, attn_mask=block.mask, scale=scale))
     return torch.cat(outputs, dim=2).transpose(1, 2)

@@ -28,7 +28,7 @@ class PackedRow:
     top_log_probs: np.ndarray
     advantages: np.ndarray
     weight_versions: np.ndarray
-    groups: int
+    groups: frozenset[str]
     raw_tokens: int
     pairs: int
     cost: float
@@ -70,7 +70,9 @@ def collate(plan: RowPlan, num_top: int) -> PackedRow:
         if num_top:
             if sample.top_ids is None or sample.top_log_probs is None or sample.top_ids.shape[1] < num_top:
                 held = 0 if sample.top_ids is None else sample.top_ids.shape[1]
-                raise ValueError(f"a sample holds {held} sampler log-probabilities a token; score centering needs {num_top}")
+                raise ValueError(
+                    f"a sample holds {held} sampler log-probabilities a token; score centering needs {num_top}"
+                )
             top_ids.append(sample.top_ids[trained, :num_top])
             top_log_probs.append(sample.top_log_probs[trained, :num_top])
     terms = plan.terms
@@ -84,7 +86,7 @@ def collate(plan: RowPlan, num_top: int) -> PackedRow:
         top_log_probs=_join(top_log_probs, np.float32).reshape(terms, num_top),
         advantages=np.array([item.sample.advantage for item in plan.items], dtype=np.float32),
         weight_versions=np.array([item.sample.weight_version for item in plan.items], dtype=np.int64),
-        groups=len(plan.groups),
+        groups=frozenset(plan.groups),
         raw_tokens=sum(len(item.sample.input_ids) for item in plan.items),
         pairs=plan.trie.pairs,
         cost=plan.cost,

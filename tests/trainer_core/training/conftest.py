@@ -30,7 +30,7 @@ def make_trainer(
     torch.set_num_threads(1)
     monkeypatch.setattr(trainer_module, "RolloutWorker", ReplayWorker)
     monkeypatch.setattr(trainer_module, "choose_sync", lambda **_: CountingSync())
-    monkeypatch.setattr(AsyncGRPOTrainer, "_look_at_server", lambda self: None)
+    monkeypatch.setattr(trainer_module, "look_at_server", lambda *_: None)
 
     def make(samples: list[Any], *, rows: int = 100, peft_config: Any = None, **settings: Any) -> AsyncGRPOTrainer:
         ReplayWorker.samples = samples

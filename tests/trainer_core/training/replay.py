@@ -39,7 +39,9 @@ def prompts(rows: int) -> Dataset:
     return Dataset.from_list([{"prompt": [{"role": "user", "content": f"w{index % 50}"}]} for index in range(rows)])
 
 
-def make_group(row_index: int, *, size: int = 4, epoch: int = 0, version: int = 0, seed: int = 0) -> list[RolloutSample]:
+def make_group(
+    row_index: int, *, size: int = 4, epoch: int = 0, version: int = 0, seed: int = 0
+) -> list[RolloutSample]:
     """Samples of one prompt: the same prompt tokens, completions of different lengths, made-up log-probabilities."""
     rng = np.random.default_rng([seed, epoch, row_index])
     prompt = rng.integers(3, VOCABULARY, 6)

@@ -1,0 +1,53 @@
+"""What the trainer checks of its arguments before a model is loaded. Errors are one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from datasets import Dataset
+from peft import LoraConfig, PeftConfig
+
+from trainer_core.config import AsyncGRPOConfig
+
+RewardFunc = Callable[..., Any]
+
+
+def check_arguments(model: Any, eval_dataset: Any, train_dataset: Any, peft_config: PeftConfig | None) -> None:
+    """Raises TypeError, ValueError or NotImplementedError."""
+    if not isinstance(model, str):
+        raise TypeError(f"model is a {type(model).__name__}; give a path or hub id, the server loads it too")
+    if eval_dataset is not None:
+        raise NotImplementedError("eval_dataset is not supported yet; leave it None")
+    if not isinstance(train_dataset, Dataset):
+        raise TypeError(
+            f"train_dataset is a {type(train_dataset).__name__}; a datasets.Dataset (not a stream) is needed"
+        )
+    if "prompt" not in train_dataset.column_names:
+        found = ", ".join(train_dataset.column_names) or "no columns"
+        raise ValueError(f"train_dataset has no 'prompt' column; found {found}")
+    if not len(train_dataset):
+        raise ValueError("train_dataset has no rows")
+    if peft_config is not None and not isinstance(peft_config, LoraConfig):
+        raise NotImplementedError(f"peft_config is a {type(peft_config).__name__}; only LoraConfig is supported")
+
+
+def reward_list(functions: RewardFunc | Sequence[RewardFunc] | None, config: AsyncGRPOConfig) -> list[RewardFunc]:
+    """Reward functions as a list. Raises TypeError on what cannot be called, ValueError on a wrong number of weights."""
+    listed = [] if functions is None else [functions] if callable(functions) else list(functions)
+    for function in listed:
+        if not callable(function):
+            raise TypeError(f"reward_funcs holds a {type(function).__name__}; only callables are allowed")
+    if config.reward_weights is not None and len(config.reward_weights) != len(listed):
+        raise ValueError(f"reward_weights has {len(config.reward_weights)} values for {len(listed)} reward functions")
+    return listed
+
+
+def check_router(model_config: Any, config: AsyncGRPOConfig) -> None:
+    """A load-balancing loss needs experts to balance."""
+    experts = getattr(model_config, "num_experts", None) or getattr(model_config, "num_local_experts", None)
+    if config.router_aux_loss_coef is not None and not experts:
+        raise ValueError(
+            f"router_aux_loss_coef is {config.router_aux_loss_coef}, but model type {model_config.model_type!r} has no "
+            "experts; leave it None"
+        )
