@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.http import Http404, HttpRequest
 from django.urls import reverse
-from ninja import Query, Router
+from ninja import Query, Router, Status
 from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
@@ -54,14 +54,15 @@ def list_(
         raise Invalid(str(error)) from error
     found = list_runs(wanted)
     return {
-        "items": found.runs, "total": found.total, "page": found.page, "pages": found.pages, "states": found.states,
+        "items": [as_row(run, getattr(run, "model", "")) for run in found.runs], "total": found.total, "page": found.page,
+        "pages": found.pages, "states": found.states,
     }  # fmt: skip
 
 
 @router.post("/runs", response={201: RunOut, **ERRORS})
-def create(request: HttpRequest, body: RunIn) -> tuple[int, dict[str, Any]]:
+def create(request: HttpRequest, body: RunIn) -> Status[Any]:
     """Make a draft, and queue it with `launch`. Checked first, as the form does; nothing is made when something is wrong."""
-    return 201, as_out(request, _create(request, parse_spec(body), launch=body.launch))
+    return Status(201, as_out(request, _create(request, parse_spec(body), launch=body.launch)))
 
 
 @router.get("/runs/{uuid:run_id}", response={200: RunOut, 404: Detail})
@@ -109,20 +110,18 @@ def archive(request: HttpRequest, run_id: UUID, body: ArchiveIn = ArchiveIn()) -
 
 
 @router.post("/runs/{uuid:run_id}/clone", response={201: RunOut, **ERRORS})
-def clone(
-    request: HttpRequest, run_id: UUID, body: CloneIn = CloneIn(spec=None, yaml=None)
-) -> tuple[int, dict[str, Any]]:
+def clone(request: HttpRequest, run_id: UUID, body: CloneIn = CloneIn(spec=None, yaml=None)) -> Status[Any]:
     """A new draft with the run's spec, or with a changed one. Anybody may clone what they can see."""
     parent = get_run(run_id)
     spec = parent.run_spec() if body.spec is None and body.yaml is None else parse_spec(body)
-    return 201, as_out(request, _create(request, spec, launch=False, parent=parent))
+    return Status(201, as_out(request, _create(request, spec, launch=False, parent=parent)))
 
 
 @router.delete("/runs/{uuid:run_id}", response={204: None, **ERRORS})
-def delete(request: HttpRequest, run_id: UUID) -> tuple[int, None]:
+def delete(request: HttpRequest, run_id: UUID) -> Status[None]:
     """Delete a run with its checkpoints, rollouts and logs. 409 while it is live."""
     services.delete_run(get_own_run(request, run_id))
-    return 204, None
+    return Status(204, None)
 
 
 @router.get("/spec/schema", response=dict, tags=["spec"])
@@ -217,15 +216,19 @@ def _create(request: HttpRequest, spec: RunSpec, *, launch: bool, parent: Run | 
     return run
 
 
+def as_row(run: Run, model: str) -> dict[str, Any]:
+    """A run for RunRow."""
+    columns = (
+        "id", "name", "state", "reason", "tags", "summary", "archived", "created_at", "queued_at", "started_at", "ended_at",
+    )  # fmt: skip
+    return {"owner": run.owner.username, "model": model, **{name: getattr(run, name) for name in columns}}
+
+
 def as_out(request: HttpRequest, run: Run) -> dict[str, Any]:
     """A run for RunOut."""
     return {
-        **{name: getattr(run, name) for name in (
-            "id", "name", "owner", "state", "reason", "tags", "summary", "archived", "created_at", "queued_at",
-            "started_at", "ended_at", "desired", "spec",
-        )},
-        "model": run.spec.get("model", {}).get("path", ""), "parent": run.parent_id, "live": run.is_live,
+        **as_row(run, run.spec.get("model", {}).get("path", "")), "parent": run.parent_id, "live": run.is_live,
+        "desired": run.desired, "spec": run.spec, "diagnosis": diagnosis_of(run),
         "attempts": list(run.attempts.select_related("host").order_by("number")),
-        "diagnosis": diagnosis_of(run),
         "url": request.build_absolute_uri(reverse("runs:detail", args=[run.pk])),
     }  # fmt: skip

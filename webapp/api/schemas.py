@@ -82,10 +82,6 @@ class RunRow(Schema):
     started_at: datetime | None
     ended_at: datetime | None
 
-    @staticmethod
-    def resolve_owner(run: Any) -> str:
-        return run.owner.username
-
 
 class RunList(Schema):
     items: list[RunRow]
@@ -213,15 +209,41 @@ class LogPiece(Schema):
 
 
 class RewardIn(Strict):
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=80, description="Also the name of the function.")
-    source: str = Field(max_length=200_000)
+    source: str = Field(description="Python; its last top-level function is the reward, and names it.")
     description: str = Field("", max_length=10_000)
-    note: str = Field("", max_length=200)
 
 
 class VersionIn(Strict):
-    source: str = Field(max_length=200_000)
+    source: str
     note: str = Field("", max_length=200)
+
+
+class TestIn(Strict):
+    source: str
+    prompt: str = ""
+    completions: list[str] = Field([], max_length=512)
+    columns: dict[str, Any] = Field({}, description="Dataset columns; each value is given for every completion.")
+    run: UUID | None = Field(None, description="Score this run's stored rollouts instead.")
+    step: int | None = Field(
+        None, ge=-(2**62), le=2**62, description="Weight version of those; the newest when left out."
+    )
+
+
+class SandboxError(Schema):
+    type: str
+    message: str
+    line: int | None
+    traceback: str
+
+
+class TestOut(Schema):
+    """`values` has one list for each call that succeeded; `level` says what the sandbox was made of."""
+
+    values: list[list[float | None]]
+    seconds: list[float]
+    output: str
+    error: SandboxError | None
+    level: str
 
 
 class VersionOut(Schema):

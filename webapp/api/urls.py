@@ -8,7 +8,7 @@ import orjson
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern, re_path, reverse
 from ninja import NinjaAPI
 from ninja.openapi.docs import DocsBase
 from ninja.renderers import BaseRenderer
@@ -32,6 +32,10 @@ class LocalDocs(DocsBase):
         return render(request, "api/docs.html", {"settings": {"url": reverse("api:openapi-json"), "deepLinking": True}})
 
 
+def unknown_address(request: HttpRequest) -> HttpResponse:
+    return api.create_response(request, {"detail": f"There is no {request.path}; see /api/docs."}, status=404)
+
+
 api = NinjaAPI(
     title="Offbeat", version="1", urls_namespace="api", auth=AUTH, docs=LocalDocs(), renderer=OrjsonRenderer(),
     description="Everything the pages can do. Send 'Authorization: Bearer <token>'; tokens are made on the account page.",
@@ -41,6 +45,7 @@ for module in (runs, metrics, checkpoints, rewards, studio):
     api.add_router("", module.router)
 
 urlpatterns, app_name, _ = api.urls
+urlpatterns = [*urlpatterns, re_path("", unknown_address)]
 for pattern in urlpatterns:
     # Tokens come without a session, so the API does its own asking; only its docs are for people who are logged in.
     if isinstance(pattern, URLPattern) and pattern.name != "openapi-view":

@@ -33,7 +33,10 @@ SUMMARY = {
     "staleness": "sample/staleness_mean",
     "epoch": "epoch",
 }
-"""Keys of `Run.summary` and the metrics whose latest values they hold. Beside them: step, max_steps, time (Unix seconds)."""
+"""Keys of `Run.summary` and the metrics whose latest values they hold. Beside them: step, max_steps, time (Unix seconds).
+
+A value that is not finite has no key; `<key>_kind` is then "nan", "inf" or "-inf".
+"""
 
 
 class WrongOffset(Exception):
@@ -219,7 +222,7 @@ def _write_summary(attempt: Attempt, parsed: Parsed) -> None:
     summary = {**run.summary, "time": parsed.times[-1], "max_steps": run.spec.get("training", {}).get("max_steps")}
     for key, name in SUMMARY.items():
         if name in parsed.columns:
-            summary |= _summary_value(key, parsed.columns[name].values[-1])
+            _note(summary, key, parsed.columns[name].values[-1])
     if reward := parsed.columns.get("reward"):  # an optimizer step; other lines may come between two of them
         summary["step"] = parsed.steps[reward.lines[-1]]
     else:
@@ -227,11 +230,14 @@ def _write_summary(attempt: Attempt, parsed: Parsed) -> None:
     Run.objects.filter(pk=run.pk).update(summary=summary)
 
 
-def _summary_value(key: str, value: float) -> dict[str, Any]:
-    """NULL for what is not finite, so that it sorts last and matches no filter; `<key>_kind` says what it is."""
+def _note(summary: dict[str, Any], key: str, value: float) -> None:
+    """Leave out what is not finite, so that it sorts last and matches no filter; `<key>_kind` then says what it is."""
+    summary.pop(f"{key}_kind", None)
     if math.isfinite(value):
-        return {key: value, f"{key}_kind": None}
-    return {key: None, f"{key}_kind": encode_number(value)}
+        summary[key] = value
+    else:
+        summary.pop(key, None)
+        summary[f"{key}_kind"] = encode_number(value)
 
 
 def _write_checkpoints(attempt: Attempt, parsed: Parsed, rewards: list[tuple[int, float]]) -> None:

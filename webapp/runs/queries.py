@@ -7,16 +7,20 @@ import math
 from dataclasses import dataclass, field
 
 from django.db import connection
-from django.db.models import Count, F, Q, QuerySet, TextField
+from django.db.models import Count, F, FloatField, Q, QuerySet, TextField
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast
 
 from webapp.runs.models import LIVE, Run, State
 
+_SUMMARY = ("reward", "step", "tok_s", "staleness")
 SORTS = {
-    "created": "created_at", "name": "name", "state": "state", "model": "model", "reward": "summary__reward",
-    "step": "summary__step", "tok_s": "summary__tok_s", "staleness": "summary__staleness", "ended": "ended_at",
-}  # fmt: skip
+    "created": F("created_at"),
+    "name": F("name"),
+    "state": F("state"),
+    "model": F("model"),
+    "ended": F("ended_at"),
+} | {key: Cast(KT(f"summary__{key}"), FloatField()) for key in _SUMMARY}
 """What a list may be sorted by; a minus in front turns it round. Runs without a value come last either way."""
 
 MAX_PER_PAGE = 500
@@ -66,7 +70,7 @@ def list_runs(wanted: RunFilter) -> RunPage:
     matching = _filtered(shown.annotate(model=KT("spec__model__path")), wanted)
     total = matching.count()
     descending = wanted.sort.startswith("-")
-    key = F(SORTS[wanted.sort.removeprefix("-")])
+    key = SORTS[wanted.sort.removeprefix("-")]
     order = key.desc(nulls_last=True) if descending else key.asc(nulls_last=True)
     first = (wanted.page - 1) * wanted.per_page
     runs = (

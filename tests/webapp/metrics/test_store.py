@@ -56,7 +56,7 @@ def test_values_that_are_not_finite_are_kept_apart(spool: Spool, ship: Callable[
         "reward": PointKind.NAN, "loss": PointKind.POSITIVE_INFINITY, "kl": PointKind.NEGATIVE_INFINITY, "ratio": 0,
     }  # fmt: skip
     summary = Run.objects.get().summary
-    assert summary["reward"] is None
+    assert "reward" not in summary
     assert summary["reward_kind"] == "nan"
 
 
@@ -120,6 +120,15 @@ def test_a_failure_in_the_middle_writes_nothing(
         (b'{"v":1,"kind":"event","t":1,"step":1,"level":"info","text":"b"}', "needs a name"),
         (b'{"v":1,"kind":"gossip","t":1,"step":1}', "kind is 'gossip'"),
         (b'{"v":1,"kind":"rollout","t":1,"step":1,"rollout":{"group_id":"g","row_index":1}}', "rollouts.jsonl"),
+        (b'{"v":1,"kind":"metrics","t":-1,"step":1,"values":{}}', "Unix seconds"),
+        (b'{"v":1,"kind":"event","t":1,"step":-1,"level":"info","name":"checkpoint","text":"b"}', "0 or more"),
+        (
+            b'{"v":1,"kind":"event","t":1,"step":1,"level":"info","name":"a","text":"b","data":{"x":'
+            + b"[" * 900
+            + b"]" * 900
+            + b"}}",
+            "nested deeper than 50",
+        ),
         (b"\x00" * 40, "not JSON"),
         (b"\xff\xfe", "not JSON"),
     ],
