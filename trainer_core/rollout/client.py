@@ -12,7 +12,8 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -96,7 +97,6 @@ class Server:
     kv_cache_tokens: int = 0
     seeds: bool = True
     healthy_again: bool = False
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
 class VLLMClient:
@@ -191,7 +191,8 @@ class VLLMClient:
 
     async def poll_metrics(self) -> list[ServerMetrics]:
         """/metrics of every server that answers. Raises nothing: a server without metrics is left out."""
-        found = await asyncio.gather(*(self._server_metrics(server) for server in self.servers))
+        ready = [server for server in self.servers if server.lost_at is None]
+        found = await asyncio.gather(*(self._server_metrics(server) for server in ready))
         return [metrics for metrics in found if metrics is not None]
 
     def _least_loaded(self) -> Server:
@@ -318,7 +319,9 @@ class VLLMClient:
                 if response.status != 200:
                     return None
                 return parse_metrics(await response.text())
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError) as error:
+            with suppress(ServerUnavailable):  # noticed, which is what matters: an idle worker sends nothing else
+                await self._check_alive(server, f"{type(error).__name__}: {error}")
             return None
 
 
