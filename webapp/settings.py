@@ -98,6 +98,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "webapp.accounts.middleware.PasswordChangeRequired",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
@@ -36,7 +37,7 @@ def _get_own_checkpoint(request: HttpRequest, run_id: UUID, checkpoint_id: int) 
 def run_checkpoints(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_object_or_404(Run.objects.select_related("owner", "parent"), pk=run_id)
     files.mark_deleted(run)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for checkpoint in run.checkpoints.select_related("attempt").filter(deleted_at=None):
         listed = files.listing(checkpoint)
         rows.append({

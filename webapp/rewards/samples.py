@@ -60,9 +60,11 @@ def stored(run: Run, step: int | None) -> list[Sample]:
     rollouts = run.rollouts.all()
     if step is None:
         step = rollouts.order_by("-step").values_list("step", flat=True).first()
+    if step is None:
+        raise NoSample(f"{run.name} has stored no rollouts yet.")
     ids = list(dict.fromkeys(rollouts.filter(step=step).order_by("id").values_list("group_id", flat=True)))[:GROUPS]
     if not ids:
-        raise NoSample(f"{run.name} has stored no rollouts{'' if step is None else f' of step {step}'}.")
+        raise NoSample(f"{run.name} has stored no rollouts of step {step}.")
     data = run.run_spec().data
     samples = []
     for group_id in ids:

@@ -40,6 +40,11 @@ class Group:
         return self.rollouts[0].data.get("dropped") or ""
 
     @property
+    def long(self) -> bool:
+        """Whether a completion needs a wide column."""
+        return any(rollout.data.get("tokens", 0) > 60 for rollout in self.rollouts)
+
+    @property
     def mean(self) -> float | None:
         known = [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
         return sum(known) / len(known) if known else None

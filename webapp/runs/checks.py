@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import shutil
 from difflib import get_close_matches
@@ -55,14 +56,19 @@ def _check_model(spec: RunSpec) -> list[Problem]:
         return []
     folder = local_model(path)
     if folder is None:
-        message = cache.get_or_set(f"hub-model:{path}", lambda: _ask_hub("model", path) or "", 60)
-        return [Problem("model.path", message)] if message else []
+        return [Problem("model.path", message)] if (message := _hub_problem("model", path)) else []
     if not folder.is_dir():
         return [Problem("model.path", f"There is no folder {folder}; give a folder with a config.json, a hub id, or "
                         f"{' or '.join(BUILTIN_MODELS)}.")]  # fmt: skip
     if not (folder / "config.json").is_file():
         return [Problem("model.path", f"The folder {folder} has no config.json, so it is not a transformers model.")]
     return []
+
+
+def _hub_problem(kind: str, repo: str) -> str:
+    """`_ask_hub`, remembered for a minute: the form asks while somebody types."""
+    key = f"hub:{kind}:{hashlib.sha256(repo.encode()).hexdigest()}"
+    return cache.get_or_set(key, lambda: _ask_hub(kind, repo) or "", 60) or ""
 
 
 def _ask_hub(kind: str, repo: str) -> str | None:
@@ -109,8 +115,7 @@ def _check_data(spec: RunSpec) -> list[Problem]:
     if source.startswith(("/", ".", "~")):
         found = Path(source).suffix or "no ending"
         return [Problem("data.source", f"A local dataset ends in {', '.join(FILE_SUFFIXES)}; found {found}.")]
-    message = cache.get_or_set(f"hub-dataset:{source}", lambda: _ask_hub("dataset", source) or "", 60)
-    return [Problem("data.source", message)] if message else []
+    return [Problem("data.source", message)] if (message := _hub_problem("dataset", source)) else []
 
 
 def _check_reasoning_gym(task: str, spec: RunSpec) -> list[Problem]:

@@ -81,7 +81,10 @@ def check(request: HttpRequest) -> JsonResponse:
         problems = services.check_spec(spec)
         answer["facts"] = previews.facts(spec)
         if not any(problem.field.startswith("data") for problem in problems):
-            answer["prompts"] = previews.prompts(spec)
+            try:
+                answer["prompts"] = previews.prompts(spec)
+            except ValueError as error:
+                problems.append(Problem("data.source", f"{spec.data.source}: {error}."))
         if parent := _parent(request):
             changes = forms.spec_diff(parent.spec, services.pin_rewards(spec).model_dump(mode="json"))
             answer["diff"] = [{"path": path, "before": before, "after": after} for path, before, after in changes]

@@ -148,7 +148,12 @@ def from_post(post: Mapping[str, str], problems: list[Problem]) -> SpecForm:
     """The form as it was posted, with its problems beside the fields."""
     texts = {path: _posted(info, post.get(path)) for path, info in leaves()}
     rows = [
-        RewardRow(position, *(post.get(f"rewards.{index}.{name}", "") for name in ("name", "version", "weight")))
+        RewardRow(
+            position,
+            name=post.get(f"rewards.{index}.name", ""),
+            version=post.get(f"rewards.{index}.version", ""),
+            weight=post.get(f"rewards.{index}.weight", ""),
+        )
         for position, index in enumerate(_reward_indexes(post))
     ]
     return _build(texts, rows, problems)

@@ -37,7 +37,10 @@ def facts(spec: RunSpec) -> list[str]:
 
 
 def prompts(spec: RunSpec) -> list[str]:
-    """The first prompts as text, with the suffix; empty for a hub dataset, which is only read where the run runs."""
+    """The first prompts as text, with the suffix; empty for a hub dataset, which is only read where the run runs.
+
+    Raises ValueError naming the line when a file breaks after its first row.
+    """
     source = spec.data.source
     if source.startswith("reasoning_gym:"):
         import reasoning_gym
@@ -64,7 +67,14 @@ def _from_file(path: Path) -> list[Any]:
             import csv
 
             return [row["prompt"] for row in islice(csv.DictReader(file), SHOWN)]
-        return [json.loads(line).get("prompt") for line in islice((line for line in file if line.strip()), SHOWN)]
+        return [_prompt_of(number, line) for number, line in enumerate(islice(file, SHOWN), 1) if line.strip()]
+
+
+def _prompt_of(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)["prompt"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"line {number} is not a JSON object with a prompt") from error
 
 
 def _text(prompt: Any, suffix: str) -> str:

@@ -30,10 +30,8 @@ def create_run(spec: RunSpec, owner: User, *, parent: Run | None = None) -> Run:
         run = Run.objects.create(
             name=pinned.name, owner=owner, parent=parent, spec=pinned.model_dump(mode="json"), tags=pinned.tags
         )
-        origin = (
-            f"Created by {owner.username}, cloned from {parent.name}." if parent else f"Created by {owner.username}."
-        )
-        record(run, "created", origin, actor=owner, **({"parent": str(parent.pk)} if parent else {}))
+        origin = f", cloned from {parent.name}" if parent else ""
+        record(run, "created", f"Created by {owner.username}{origin}.", actor=owner)
     return run
 
 
