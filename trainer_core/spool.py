@@ -49,7 +49,7 @@ class Spool:
         encoded = {name: encode_number(float(value)) for name, value in values.items()}
         self._write({"kind": "metrics", "step": step, "values": encoded})
 
-    def event(self, step: int, level: Level, name: str, text: str, **data: Any) -> None:
+    def event(self, step: int, level: Level, name: str, text: str, /, **data: Any) -> None:
         self._write({"kind": "event", "step": step, "level": level, "name": name, "text": text, "data": data})
 
     def rollout(self, step: int, rollout: Mapping[str, Any]) -> None:
