@@ -126,7 +126,7 @@
       element("div", { className: "chart-head" }, element("h3", { textContent: root.dataset.title }), unit,
         element("span", { className: "chart-actions" }, ask, png, csv)),
       help, empty, body);
-    body.style.height = "230px";
+    body.style.height = "240px";
     charts.push(chart);
     observer.observe(root);
   }

@@ -113,7 +113,7 @@ def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str
 
 
 def cursor_of(run: Run) -> str:
-    """Where the run's reports stand: number of its newest attempt, bytes of its spool that are stored, id of the newest event."""
+    """Where the run's reports stand: number of its newest attempt, stored bytes of its spool, id of its newest event."""
     newest = run.attempts.order_by("-number").values_list("number", "spool_offset").first() or (0, 0)
     event = run.events.order_by("-id").values_list("pk", flat=True).first() or 0
     return f"{newest[0]}.{newest[1]}.{event}"
@@ -149,17 +149,27 @@ def _as_json(trace: reading.Trace, rows: np.ndarray, scale: Scale) -> dict[str, 
     odd = np.flatnonzero(rows["kinds"] & ~1)
     answer: dict[str, Any] = {
         "metric": trace.metric, "attempt": trace.attempt, "x": scale.place(rows["step"], rows["time"]),
-        "step": np.ascontiguousarray(rows["step"]), "y": np.ascontiguousarray(rows["mean"]),
+        "step": np.ascontiguousarray(rows["step"]), "y": _short(rows["mean"]),
         "points": int(rows["count"].sum()),
         "odd": [
             [int(index), [name for kind, name in _KIND_NAMES.items() if int(rows["kinds"][index]) >> kind & 1]]
             for index in odd
         ],
     }  # fmt: skip
-    answer["x"] = np.ascontiguousarray(answer["x"])
+    answer["x"] = np.round(answer["x"], 3) if scale.axis == "time" else np.ascontiguousarray(answer["x"])
     if several:
-        answer |= {key: np.ascontiguousarray(rows[key]) for key in ("low", "high", "count")}
+        answer |= {
+            "low": _short(rows["low"]),
+            "high": _short(rows["high"]),
+            "count": np.ascontiguousarray(rows["count"]),
+        }
     return answer
+
+
+def _short(values: np.ndarray) -> np.ndarray:
+    """As float32, which halves the answer's size and is finer than any screen, unless it would overflow."""
+    largest = np.nanmax(np.abs(values), initial=0.0)
+    return values.astype("<f4") if largest < float(np.finfo("<f4").max) else np.ascontiguousarray(values)
 
 
 def _attempts(run_parts: Sequence[reading.Part], scale: Scale) -> list[dict[str, Any]]:

@@ -149,7 +149,7 @@ def _read_event(record: dict[str, Any], at: int, parsed: Parsed) -> None:
         parsed.problems.append((at, f"a checkpoint has step {record['step']}; 0 or more is expected"))
         return
     try:
-        parsed.events.append({**_storable(record), "at": at})
+        parsed.events.append({"data": {}, **_storable(record), "at": at})
     except ValueError as error:
         parsed.problems.append((at, str(error)))
 

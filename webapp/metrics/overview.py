@@ -13,7 +13,7 @@ class Chart:
 
     key: str
     title: str
-    kind: Literal["line", "mirror", "stacked", "bars"]
+    kind: Literal["line", "mirror", "stacked"]
     metrics: tuple[str, ...]
     help: str
 

@@ -46,15 +46,17 @@ export function number(value) {
 export function figure(chart, seriesOf, marks, view, colours) {
   const traces = [];
   const shown = [];
+  const names = shortNames(chart.metrics);
+  const breaks = view.axis === "time" ? marks.attempts.slice(1).map((attempt) => attempt.step) : [];
   chart.metrics.forEach((metric, index) => {
     const colour = colours.series[index % colours.series.length];
     const sign = chart.kind === "mirror" && index > 0 ? -1 : 1;
     const unit = chart.units[metric] ? " " + chart.units[metric] : "";
-    const style = { chart, metric, colour, sign, unit, view, index };
+    const style = { chart, metric, colour, sign, unit, view, index, name: plain(names[index], 60) };
     for (const series of seriesOf(metric)) {
       if (series.attempt !== null && chart.kind === "stacked") continue; // layers of two attempts would add up
       shown.push({ series, sign });
-      traces.push(...(series.attempt === null ? current(series, style) : [superseded(series, style)]));
+      traces.push(...(series.attempt === null ? current(broken(series, breaks), style) : [superseded(series, style)]));
     }
   });
   if (!shown.length) return null;
@@ -62,10 +64,31 @@ export function figure(chart, seriesOf, marks, view, colours) {
   return { data: traces, layout: layout(chart, shown, marks, view, colours) };
 }
 
-function current(series, { chart, metric, colour, sign, unit, view, index }) {
+/** Names without the folder they share: units and title say enough. */
+function shortNames(metrics) {
+  const last = metrics.map((metric) => metric.slice(metric.lastIndexOf("/") + 1));
+  return new Set(last).size === last.length ? last : metrics;
+}
+
+/** The same series with a gap where another attempt went on: between them nothing was trained. */
+function broken(series, steps) {
+  const places = steps.map((step) => series.step.findIndex((known) => known >= step)).filter((at) => at > 0);
+  if (!places.length) return series;
+  const columns = {};
+  for (const key of ["x", "step", "y", "low", "high", "count"]) {
+    if (!series[key]) continue;
+    columns[key] = series[key].flatMap((value, at) => {
+      if (!places.includes(at)) return [value];
+      return [key === "x" || key === "step" || key === "count" ? value : null, value];
+    });
+  }
+  return { ...series, ...columns };
+}
+
+function current(series, { chart, metric, colour, sign, unit, view, index, name }) {
   const x = series.x.map((value) => toAxis(view.axis, value));
   const y = series.y.map((value) => (value === null ? null : sign * value));
-  const base = { type: "scatter", name: plain(metric, 60), legendgroup: metric, x, hovertemplate: hover(series, unit) };
+  const base = { type: "scatter", name, legendgroup: metric, x, hovertemplate: hover(series, unit) };
   base.customdata = rows(series);
   if (chart.kind === "stacked") {
     return [{ ...base, y, mode: "lines", stackgroup: "all", line: { width: 0.5, color: colour }, fillcolor: alpha(colour, 0.55) }];
@@ -90,20 +113,21 @@ function current(series, { chart, metric, colour, sign, unit, view, index }) {
 }
 
 function band(series, x, sign, colour, metric) {
-  const edge = { type: "scatter", x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: metric };
+  const edge = { type: "scatter", x, mode: "lines", hoverinfo: "skip", showlegend: false, legendgroup: metric,
+    line: { width: 0.8, color: alpha(colour, 0.45) } }; // a spike of one row is too narrow for its fill to be seen
   const place = (values) => values.map((value) => (value === null ? null : sign * value));
   return [
     { ...edge, y: place(sign > 0 ? series.low : series.high) },
-    { ...edge, y: place(sign > 0 ? series.high : series.low), fill: "tonexty", fillcolor: alpha(colour, 0.2) },
+    { ...edge, y: place(sign > 0 ? series.high : series.low), fill: "tonexty", fillcolor: alpha(colour, 0.18) },
   ];
 }
 
-function superseded(series, { metric, colour, sign, unit, view }) {
+function superseded(series, { metric, colour, sign, unit, view, name }) {
   const x = series.x.map((value) => toAxis(view.axis, value));
   const y = series.y.map((value) => (value === null ? null : sign * value));
   return {
-    type: "scatter", x, y, mode: y.length > 1 ? "lines" : "markers", name: plain(metric, 60), legendgroup: metric, showlegend: false,
-    opacity: 0.45, line: { color: colour, width: 1.2, dash: "dash" }, marker: { color: colour, size: 5 }, customdata: rows(series),
+    type: "scatter", x, y, mode: y.length > 1 ? "lines" : "markers", name, legendgroup: metric, showlegend: false,
+    opacity: 0.4, line: { color: colour, width: 1, dash: y.length < 100 ? "dash" : "solid" }, marker: { color: colour, size: 5 }, customdata: rows(series),
     hovertemplate: hover(series, unit) + ` (attempt ${series.attempt}, superseded)`,
   };
 }
