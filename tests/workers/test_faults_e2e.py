@@ -1,0 +1,165 @@
+"""The same kills with the real vLLM server and the real trainer, on the tiny model: one run, hit again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.workers.conftest import Studio, wait_for
+from tests.workers.test_lifecycle import wait_for_state
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(2400)]
+TRUTH_S = 30
+START_S = 600
+SOURCE = '''
+def early_letters(prompts, completions, **columns):
+    """Share of characters in the first half of the alphabet: a random model varies in it."""
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return [sum(letter in "abcdefghijklm" for letter in text) / (len(text) or 1) for text in texts]
+'''
+
+
+@pytest.fixture
+def run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -> Any:
+    """A run that goes on for ever and saves each second step, with a reward function written in the studio."""
+    from webapp.accounts.models import User
+    from webapp.rewards.models import RewardFunction, RewardVersion
+
+    owner = User.objects.get(username="ann")
+    function = RewardFunction.objects.create(name="early_letters", owner=owner)
+    RewardVersion.objects.create(function=function, number=1, source=SOURCE, created_by=owner)
+    prompts = studio.home / "many.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Say {number}."}) + "\n" for number in range(500)))
+    return make_run(
+        "real", model={"path": str(tiny_model)}, data={"source": str(prompts)},
+        rewards=[{"name": "early_letters", "version": 1}],
+        rollout={"num_generations": 2, "max_completion_length": 12, "max_staleness": 2},
+        training={
+            "max_steps": 100_000, "learning_rate": 1e-4, "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2, "bf16": False, "gradient_checkpointing": False,
+        },
+        lora={"r": 4, "alpha": 8},
+        server={"max_model_len": 256, "dtype": "float32", "kv_cache_gib": 0.0625, "max_num_seqs": 16},
+        checkpoints={"save_steps": 2, "save_total_limit": 3},
+    )  # fmt: skip
+
+
+def step_of(run: Any) -> int:
+    from webapp.metrics.models import Series
+
+    series = Series.objects.filter(attempt=run.current_attempt, name="reward").first()
+    return series.last_step if series and series.last_step is not None else 0
+
+
+def wait_for_steps(run: Any, count: int, seconds: float = START_S) -> int:
+    """Wait until the current attempt has made `count` more steps; returns the step reached."""
+    begin = step_of(run)
+
+    def advanced() -> bool:
+        run.refresh_from_db()
+        assert run.state in ("queued", "starting", "running"), f"{run.state}: {run.reason}"
+        return step_of(run) >= begin + count
+
+    wait_for(advanced, f"{count} steps after {begin}", seconds)
+    return step_of(run)
+
+
+def assert_clean(studio: Studio, attempt: Any, shared_memory: set[str]) -> None:
+    from webapp.hosts.models import Lease, PortLease
+
+    left = {(process.pid, " ".join(process.cmdline())[:100]) for process in studio.marked(attempt)}
+    assert left == set()
+    assert not Lease.objects.filter(attempt=attempt).exists()
+    assert not PortLease.objects.filter(attempt=attempt).exists()
+    assert {path for path in shared_memory if Path(path).exists()} == set()
+
+
+def blocks_of(studio: Studio, attempt: Any) -> set[str]:
+    """Shared-memory blocks that the attempt's processes have mapped now, read from their maps."""
+    return {
+        region.path
+        for process in studio.marked(attempt)
+        for region in process.memory_maps()
+        if region.path.startswith("/dev/shm/psm_")
+    }
+
+
+def titled(studio: Studio, attempt: Any, title: str) -> psutil.Process:
+    (found,) = [process for process in studio.marked(attempt) if " ".join(process.cmdline()).startswith(title)]
+    return found
+
+
+def kill_and_see_restart(studio: Studio, run: Any, victim: psutil.Process) -> None:
+    """The server comes back on its port, the trainer stays, and steps go on."""
+    attempt = run.current_attempt
+    trainer = studio.program(attempt, "trainer_core.launch --spec")
+    restarts = attempt.server_restarts
+    old = {process.pid for process in studio.programs(attempt, "vllm.entrypoints")}
+    victim.kill()
+
+    def restarted() -> bool:
+        attempt.refresh_from_db()
+        return attempt.server_restarts == restarts + 1
+
+    wait_for(restarted, "the restart", TRUTH_S)
+    assert not old & {process.pid for process in studio.programs(attempt, "vllm.entrypoints")}
+    wait_for_steps(run, 3)
+    assert trainer.is_running()
+
+
+def test_kills_of_real_parts(studio: Studio, run: Any) -> None:
+    from webapp.runs.lifecycle import resume, stop
+
+    worker = studio.start_worker("workers.tasks")
+    studio.start_beat("workers.tasks")
+    wait_for_steps(run, 3)
+    attempt = run.current_attempt
+    assert run.state == "running"
+
+    kill_and_see_restart(studio, run, titled(studio, attempt, "VLLM::EngineCore"))
+    kill_and_see_restart(studio, run, studio.program(attempt, "vllm.entrypoints"))
+
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(5)
+    wait_for_steps(run, 2)
+    studio.start_worker("workers.tasks")
+
+    blocks = blocks_of(studio, attempt)
+    studio.program(attempt, "workers.supervisor").kill()
+    wait_for_state(run, "failed", seconds=TRUTH_S)
+    assert "supervisor was killed" in run.reason
+    assert_clean(studio, attempt, blocks)
+
+    saved = run.checkpoints.order_by("-step").first().step
+    resume(run, None)
+    wait_for_steps(run, 3)
+    attempt = run.current_attempt
+    assert attempt.number == 2
+    first_step = attempt.events.get(name="first_step").step
+    assert first_step == saved + 1
+
+    blocks = blocks_of(studio, attempt)
+    studio.program(attempt, "trainer_core.launch --spec").kill()
+    wait_for_state(run, "failed", seconds=TRUTH_S)
+    assert "killed by signal 9" in run.reason
+    wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 5)
+    assert_clean(studio, attempt, blocks)
+
+    resume(run, None)
+    wait_for_steps(run, 2)
+    attempt = run.current_attempt
+    blocks = blocks_of(studio, attempt)
+    stop(run, None, save=True)
+    wait_for_state(run, "stopped", seconds=60)
+    assert run.reason == "Saved a checkpoint and stopped."
+    wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 5)
+    assert_clean(studio, attempt, blocks)
+    last = run.checkpoints.order_by("-attempt__number", "-step").first()
+    assert (last.attempt, last.folder.is_dir()) == (attempt, True)
