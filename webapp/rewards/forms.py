@@ -63,7 +63,7 @@ class VersionForm(_SourceForm):
     )
 
 
-class TestForm(forms.Form):
+class TryForm(forms.Form):
     """What to try a function on."""
 
     on = forms.ChoiceField(choices=[("pasted", "An example"), ("stored", "Rollouts of a run")], initial="pasted")

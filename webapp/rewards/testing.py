@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_core.rewards.sandbox import Problem, UserError, function_name, score_once
 from webapp.rewards import samples
-from webapp.rewards.forms import TestForm
+from webapp.rewards.forms import TryForm
 from webapp.rewards.services import problems_of
 
 DEADLINE_S = 15.0
@@ -51,7 +51,7 @@ class Outcome:
         return any(row.stored is not None for call in self.calls for row in call.rows)
 
 
-def run_test(source: str, form: TestForm) -> Outcome:
+def run_test(source: str, form: TryForm) -> Outcome:
     """Score a sample with the source, in the sandbox. The form must be valid."""
     if problems := problems_of(source):
         return Outcome(problems=problems)

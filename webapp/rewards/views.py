@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from trainer_core.rewards import BUILTINS
 from webapp.accounts.models import User
 from webapp.rewards import services
-from webapp.rewards.forms import STARTER, FunctionForm, TestForm, VersionForm
+from webapp.rewards.forms import STARTER, FunctionForm, TryForm, VersionForm
 from webapp.rewards.models import RewardFunction, RewardVersion
 from webapp.rewards.testing import run_test
 
@@ -90,7 +90,7 @@ def edit(request: HttpRequest, name: str) -> HttpResponse:
 def _editor(
     request: HttpRequest, form: FunctionForm | VersionForm, problems: list[Any], function: RewardFunction | None = None
 ) -> HttpResponse:
-    context = {"form": form, "problems": problems, "function": function, "test_form": TestForm()}
+    context = {"form": form, "problems": problems, "function": function, "test_form": TryForm()}
     return render(request, "rewards/edit.html", context, status=422 if problems or form.errors else 200)
 
 
@@ -115,7 +115,7 @@ def _version_page(request: HttpRequest, function: RewardFunction, shown: RewardV
     context = {
         "function": function, "shown": shown, "former": former, "diff": _diff(former, shown) if former else [],
         "versions": function.versions.select_related("created_by"), "usages": services.usages(function),
-        "test_form": TestForm(), "may_change": user.is_superuser or function.owner_id == user.pk,
+        "test_form": TryForm(), "may_change": user.is_superuser or function.owner_id == user.pk,
     }  # fmt: skip
     return render(request, "rewards/detail.html", context)
 
@@ -147,7 +147,7 @@ def validate(request: HttpRequest) -> JsonResponse:
 @require_POST
 def test(request: HttpRequest) -> HttpResponse:
     """Try a source on an example or on stored rollouts, in the sandbox. A fragment for htmx, a page without it."""
-    form = TestForm(request.POST)
+    form = TryForm(request.POST)
     source = request.POST.get("source", "").replace("\r\n", "\n")
     outcome = run_test(source, form) if form.is_valid() else None
     template = "rewards/test_result.html" if request.headers.get("HX-Request") else "rewards/test_page.html"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 from uuid import UUID
 
 from django.core.paginator import Paginator
-from django.db.models import Max, Q, QuerySet, TextField
-from django.db.models.functions import Cast
+from django.db.models import Max, Q, QuerySet
+from django.db.models.fields.json import KT
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
@@ -85,10 +86,11 @@ def _group_ids(run: Run, step: int | None, search: str) -> QuerySet[StoredRollou
     """(group_id, last row) of the groups to show: of a step, or of all steps when something is searched for."""
     found = run.rollouts.all()
     if search:
-        escaped = search.encode("unicode_escape").decode()  # JSON in SQLite holds other letters escaped
-        found = found.annotate(text=Cast("data", TextField())).filter(
-            Q(text__icontains=search) | Q(text__icontains=escaped)
-        )
+        escaped = json.dumps(search)[1:-1]  # as SQLite holds it: with non-ASCII letters escaped
+        found = found.annotate(prompt=KT("data__prompt"), completion=KT("data__completion")).filter(
+            Q(prompt__icontains=search) | Q(completion__icontains=search)
+            | Q(prompt__icontains=escaped) | Q(completion__icontains=escaped)
+        )  # fmt: skip
     elif step is not None:
         found = found.filter(step=step)
     newest = "-last" if search else "last"

@@ -1,0 +1,162 @@
+"""A real Chromium against the real ASGI application, on a database and folders of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[3]
+START_S = 60.0
+
+
+@dataclass
+class Studio:
+    """A running web server. `manage` runs a script of Django code in its home, as a worker would from outside."""
+
+    url: str
+    home: Path
+    environment: dict[str, str]
+
+    def run_code(self, code: str) -> str:
+        """Run Python with this studio's settings; returns what it prints. Raises CalledProcessError with its output."""
+        script = f"import django\ndjango.setup()\n{code}"
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+    home = tmp_path_factory.mktemp("home")
+    environment = os.environ | {
+        "OFFBEAT_HOME": str(home), "DJANGO_SETTINGS_MODULE": "webapp.settings", "PYTHONPATH": str(ROOT),
+        "CELERY_BROKER_URL": "memory://", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    for command in (["migrate"], ["collectstatic", "--noinput"]):
+        subprocess.run(
+            [sys.executable, "manage.py", *command, "--verbosity", "0"],
+            env=environment,
+            cwd=ROOT,
+            check=True,
+            timeout=180,
+        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    log = home / "web.log"
+    with open(log, "wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port), "--log-level", "warning"],
+            env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            _wait_for(f"{url}/api/health", server, log)
+            yield Studio(url, home, environment)
+        finally:
+            server.terminate()
+            server.wait(timeout=20)
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the web server did not answer within {START_S:.0f} s:\n{log.read_text()[-3000:]}")
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        message = "there is no Chromium on this machine; install Debian's package 'chromium' to run the browser tests"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Watched:
+    """A page and everything on it that must not happen: console errors, exceptions, requests to other hosts, 5xx."""
+
+    page: Page
+    studio: Studio
+    complaints: list[str] = field(default_factory=list)
+    shots: Path = Path()
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(15_000)
+        self.page.on("console", lambda message: self._note(message.type == "error", f"console: {message.text}"))
+        self.page.on("pageerror", lambda error: self._note(True, f"exception: {error}"))
+        self.page.on("request", self._request)
+        self.page.on("response", lambda answer: self._note(answer.status >= 500, f"{answer.status} {answer.url}"))
+
+    def go(self, path: str) -> Page:
+        self.page.goto(self.studio.url + path)
+        return self.page
+
+    def shoot(self, name: str) -> None:
+        """A picture of the whole page, for people to look at."""
+        self.shots.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=self.shots / f"{name}.png", full_page=True)
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than the window."""
+        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+    def sign_in(self, name: str, password: str) -> None:
+        self.go("/login/")
+        self.page.fill("#id_username", name)
+        self.page.fill("#id_password", password)
+        self.page.click("[data-testid=sign-in]")
+        self.page.wait_for_url("**/runs/")
+
+    def _request(self, request: Request) -> None:
+        self._note(not request.url.startswith((self.studio.url, "data:", "blob:")), f"request to {request.url}")
+
+    def _note(self, wrong: bool, text: str) -> None:
+        if wrong:
+            self.complaints.append(text)
+
+
+@pytest.fixture(scope="session")
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures go: SCREENSHOTS, or a temporary folder."""
+    return Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("shots"))
+
+
+@pytest.fixture
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    made = chromium.new_context(viewport={"width": 1400, "height": 900})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def web(context: BrowserContext, studio: Studio, shots: Path) -> Iterator[Watched]:
+    """A fresh browser window; the test fails when anything on the page complained."""
+    watched = Watched(context.new_page(), studio, shots=shots)
+    yield watched
+    assert watched.complaints == []
