@@ -38,7 +38,7 @@ def unknown_address(request: HttpRequest) -> HttpResponse:
 
 api = NinjaAPI(
     title="Offbeat", version="1", urls_namespace="api", auth=AUTH, docs=LocalDocs(), renderer=OrjsonRenderer(),
-    description="Everything the pages can do. Send 'Authorization: Bearer <token>'; tokens are made on the account page.",
+    description="Everything the pages can do. Send `Authorization: Bearer <token>`; tokens are made on the account page.",
 )  # fmt: skip
 add_handlers(api)
 for module in (runs, metrics, checkpoints, rewards, studio):

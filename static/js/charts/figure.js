@@ -56,7 +56,8 @@ export function figure(chart, seriesOf, marks, view, colours) {
     for (const series of seriesOf(metric)) {
       if (series.attempt !== null && chart.kind === "stacked") continue; // layers of two attempts would add up
       shown.push({ series, sign });
-      traces.push(...(series.attempt === null ? current(broken(series, breaks), style) : [superseded(series, style)]));
+      if (series.attempt !== null) traces.push(superseded(series, style));
+      else segments(series, breaks).forEach((part, at) => traces.push(...current(part, { ...style, part: at })));
     }
   });
   if (!shown.length) return null;
@@ -70,28 +71,25 @@ function shortNames(metrics) {
   return new Set(last).size === last.length ? last : metrics;
 }
 
-/** The same series with a gap where another attempt went on: between them nothing was trained. */
-function broken(series, steps) {
-  const places = steps.map((step) => series.step.findIndex((known) => known >= step)).filter((at) => at > 0);
-  if (!places.length) return series;
-  const columns = {};
-  for (const key of ["x", "step", "y", "low", "high", "count"]) {
-    if (!series[key]) continue;
-    columns[key] = series[key].flatMap((value, at) => {
-      if (!places.includes(at)) return [value];
-      return [key === "x" || key === "step" || key === "count" ? value : null, value];
-    });
-  }
-  return { ...series, ...columns };
+/** The series cut where another attempt went on: in between nothing was trained, so no line leads across. */
+function segments(series, steps) {
+  const cuts = steps.map((step) => series.step.findIndex((known) => known >= step)).filter((at) => at > 0);
+  if (!cuts.length) return [series];
+  const edges = [0, ...cuts, series.step.length];
+  return edges.slice(1).map((end, index) => {
+    const part = { ...series };
+    for (const key of ["x", "step", "y", "low", "high", "count"]) part[key] = series[key]?.slice(edges[index], end);
+    return part;
+  });
 }
 
-function current(series, { chart, metric, colour, sign, unit, view, index, name }) {
+function current(series, { chart, metric, colour, sign, unit, view, index, name, part }) {
   const x = series.x.map((value) => toAxis(view.axis, value));
   const y = series.y.map((value) => (value === null ? null : sign * value));
-  const base = { type: "scatter", name, legendgroup: metric, x, hovertemplate: hover(series, unit) };
+  const base = { type: "scatter", name, legendgroup: metric, showlegend: part === 0 && chart.metrics.length > 1, x, hovertemplate: hover(series, unit) };
   base.customdata = rows(series);
   if (chart.kind === "stacked") {
-    return [{ ...base, y, mode: "lines", stackgroup: "all", line: { width: 0.5, color: colour }, fillcolor: alpha(colour, 0.55) }];
+    return [{ ...base, y, mode: y.length > 1 ? "lines" : "lines+markers", stackgroup: `part ${part}`, line: { width: 0.5, color: colour }, fillcolor: alpha(colour, 0.55) }];
   }
   const traces = [];
   if (series.low) traces.push(...band(series, x, sign, colour, metric));
@@ -114,7 +112,7 @@ function current(series, { chart, metric, colour, sign, unit, view, index, name 
 
 function band(series, x, sign, colour, metric) {
   const edge = { type: "scatter", x, mode: "lines", hoverinfo: "skip", showlegend: false, legendgroup: metric,
-    line: { width: 0.8, color: alpha(colour, 0.45) } }; // a spike of one row is too narrow for its fill to be seen
+    line: { width: 0.6, color: alpha(colour, 0.35) } }; // a spike of one row is too narrow for its fill to be seen
   const place = (values) => values.map((value) => (value === null ? null : sign * value));
   return [
     { ...edge, y: place(sign > 0 ? series.low : series.high) },
