@@ -74,10 +74,14 @@ class PrefixTrie:
     def insert(self, keys: np.ndarray) -> None:
         """Add a sequence, given by its `edge_keys`."""
         done, children = 0, self._roots
+        parent: _Segment | None = None
         while done < len(keys):
             segment = children.get(int(keys[done]))
             if segment is None:
-                children[int(keys[done])] = _Segment(keys[done:])
+                if parent is not None and not children:  # goes on where the longest sequence so far ended: no fork
+                    parent.keys = np.concatenate([parent.keys, keys[done:]])
+                else:
+                    children[int(keys[done])] = _Segment(keys[done:])
                 self.tokens += len(keys) - done
                 self.pairs += path_pairs(done, len(keys))
                 return
@@ -89,7 +93,7 @@ class PrefixTrie:
                 lower = _Segment(segment.keys[equal:], segment.children)
                 segment.keys = segment.keys[:equal]
                 segment.children = {int(lower.keys[0]): lower}
-            children = segment.children
+            children, parent = segment.children, segment
 
     def layout(self) -> tuple[TrieLayout, _Positions]:
         """The row, and a way to look up where the nodes of a sequence ended up in it."""
