@@ -46,15 +46,13 @@ def discover(host: str) -> list[Found]:
     """
     memory = psutil.virtual_memory().total // MIB
     cpu_slot = Found(f"cpu:{host}", Device.Kind.CPU, 0, f"{psutil.cpu_count() or 1} CPU cores", memory)
-    with _nvml() as nvml:
-        if nvml is None:
-            return [cpu_slot]
-        try:
-            found = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError as error:
-            logger.error("The NVIDIA driver does not answer, so no device of this host is offered: %s", error)
-            return []
-    return found or [cpu_slot]
+    try:
+        with _nvml() as nvml:
+            gpus = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+    except DriverFailed as error:
+        logger.error("The NVIDIA driver does not answer, so no device of this host is offered: %s", error)
+        return []
+    return gpus or [cpu_slot]
 
 
 def _gpu(nvml: Any, index: int) -> Found:
@@ -73,19 +71,16 @@ def computing_on(uuids: Iterable[str]) -> dict[str, list[int]]:
     with _nvml() as nvml:
         if nvml is None:
             return {}
-        try:
-            handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus}
-            return {
-                uuid: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-                for uuid, handle in handles.items()
-            }
-        except nvml.NVMLError as error:
-            raise DriverFailed(str(error)) from error
+        handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus}
+        return {
+            uuid: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            for uuid, handle in handles.items()
+        }
 
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    """NVIDIA's management library, or None on a machine without it."""
+    """NVIDIA's management library, or None on a machine without it. Its errors become DriverFailed."""
     try:
         import pynvml
     except ImportError:  # part of the GPU set of requirements only
@@ -96,8 +91,12 @@ def _nvml() -> Iterator[Any]:
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         yield None
         return
+    except pynvml.NVMLError as error:
+        raise DriverFailed(str(error)) from error
     try:
         yield pynvml
+    except pynvml.NVMLError as error:
+        raise DriverFailed(str(error)) from error
     finally:
         pynvml.nvmlShutdown()
 

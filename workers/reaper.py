@@ -29,7 +29,7 @@ SILENT_FOR = timedelta(seconds=60)
 """An attempt whose heartbeat is older is lost, unless this host itself can see its supervisor."""
 SUPERVISOR_STARTS_IN_S = 20.0
 """A claimed attempt without a supervisor after this time gets one again..."""
-SUPERVISOR_GIVEN_UP_S = 90.0
+SUPERVISOR_GIVEN_UP_S = 180.0
 """...and fails after this."""
 SHIPS_LATE_FOR = timedelta(hours=24)
 

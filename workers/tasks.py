@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -85,16 +86,20 @@ def report_for_duty(**_: object) -> None:
 
 
 def _report() -> None:
+    """Report for as long as the worker lives. A worker that can't any more ends, since its host would count as dead."""
     name = devices.host_name()
     first = True
-    while True:
-        try:
-            devices.register_host(name)
-            if first:
-                for task in (reap, claim):
-                    task.apply_async(queue=f"host.{name}", expires=30)
-                first = False
-        except (DatabaseError, InterfaceError, OperationalError) as error:
-            logger.warning("Host %s could not report: %s", name, error)
-        connection.close()
-        time.sleep(REPORT_EVERY_S)
+    try:
+        while True:
+            try:
+                devices.register_host(name)
+                if first:
+                    for task in (reap, claim):
+                        task.apply_async(queue=f"host.{name}", expires=30)
+                    first = False
+            except (DatabaseError, InterfaceError, OperationalError) as error:
+                logger.warning("Host %s could not report: %s", name, error)
+            connection.close()
+            time.sleep(REPORT_EVERY_S)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -120,7 +120,7 @@ def test_a_supervisor_that_never_comes_up_fails_the_run(studio: Studio, claimed:
 
     claimed.folder.mkdir(parents=True)
     (claimed.folder / "supervisor.log").write_text("ImportError: no module of that name\n")
-    age(claimed, 100, "started_at")
+    age(claimed, 200, "started_at")
     reaper.reap_host(HOST)
     claimed.run.refresh_from_db()
     assert claimed.run.state == "failed"
