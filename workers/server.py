@@ -13,19 +13,16 @@ from pathlib import Path
 import httpx
 
 from workers import failures, processes
-from workers.serving import Command
-
-
-def readiness(log_text: str) -> str:
-    return "it loads the model."
-
-
-def startup_failure(log_text: str, returncode: int) -> str:
-    return failures.explain("The vLLM server", returncode, log_text)
+from workers.serving import Command, readiness, startup_failure
 
 
 logger = logging.getLogger(__name__)
 HEALTH_TIMEOUT_S = 2.0
+HEALTH_EVERY_S = 3.0
+REFUSALS_TO_DIE = 2
+"""Looks at /health in a row that are refused or answered with an error, after which the server counts as dead."""
+HUNG_AFTER_S = 180.0
+"""A server that lets /health wait for this long counts as hung; a busy machine makes it wait for a while."""
 PAUSE_TIMEOUT_S = 5.0
 TERM_GRACE_S = 15.0
 
@@ -44,6 +41,10 @@ class Server:
         self.groups: set[int] = set()
         self.blocks: set[str] = set()
         self._deadline = 0.0
+        self._next_look = 0.0
+        self._answered = 0.0
+        self._refusals = 0
+        self._trouble = ""
         self._log_start = 0
 
     def start(self) -> None:
@@ -51,27 +52,56 @@ class Server:
         self.process = processes.start(self.command.argv, env=self.env, log=self.log)
         self.groups.add(self.process.pid)
         self.ready = False
+        self._refusals, self._trouble = 0, ""
         self._deadline = time.monotonic() + self.startup_timeout
 
     @property
     def returncode(self) -> int | None:
         return self.process.poll() if self.process else None
 
-    @property
-    def overdue(self) -> bool:
-        return not self.ready and time.monotonic() > self._deadline
-
     def check_ready(self) -> bool:
-        """Ask /health once if it was not ready before."""
-        if self.ready or self.process is None:
-            return self.ready
-        try:
-            self.ready = httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT_S, trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
-        if self.ready:
+        """Ask /health if it was not ready before."""
+        if not self.ready and self.process is not None and self._look() == 200:
+            self.ready = True
+            self._answered = time.monotonic()
             self.note_shared_memory()
         return self.ready
+
+    def is_down(self) -> bool:
+        """Whether it has exited, is not ready in time, or is dead though its process lives.
+
+        An API server whose engine was killed may wait for ever for its clients, with its port closed; hence the look at
+        /health every few seconds.
+        """
+        if self.returncode is not None:
+            return True
+        if not self.ready:
+            return time.monotonic() > self._deadline
+        if time.monotonic() < self._next_look:
+            return False
+        status = self._look()
+        now = time.monotonic()
+        self._next_look = now + HEALTH_EVERY_S
+        if status == 200:
+            self._answered, self._refusals = now, 0
+        elif status is not None:
+            self._refusals += 1
+            self._trouble = (
+                f"It answered /health with {status}." if status else "Its port is closed, its process hangs."
+            )
+        elif now - self._answered > HUNG_AFTER_S:
+            self._trouble = f"It has not answered /health for {HUNG_AFTER_S:.0f} s."
+            return True
+        return self._refusals >= REFUSALS_TO_DIE
+
+    def _look(self) -> int | None:
+        """Status of /health; 0 when the connection is refused, None when there is no answer in time."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT_S, trust_env=False).status_code
+        except httpx.TimeoutException:
+            return None
+        except httpx.TransportError:
+            return 0
 
     def log_text(self) -> str:
         """The end of the log since the last start."""
@@ -84,9 +114,14 @@ class Server:
     def why(self) -> str:
         """One sentence on why it did not come up or went down."""
         code = self.returncode
-        if code is None:
-            return f"The server was not ready within {self.startup_timeout:.0f} s: {self.progress()}"
-        return startup_failure(self.log_text(), code)
+        if code is not None:
+            return startup_failure(self.log_text(), code)
+        if self.ready:
+            return self._trouble
+        return (
+            f"The server was not ready within {self.startup_timeout:.0f} s (it was {self.progress()}); raise "
+            "server.startup_timeout, or look at its log."
+        )
 
     def note_shared_memory(self) -> None:
         """Remember the shared-memory blocks of the group: a killed server leaves them behind."""

@@ -101,9 +101,9 @@ class Supervisor:
             self.server = Server(command, env, port, log, spec.server.startup_timeout)
             self.server.start()
             self.write_record()
-            while not self.server.check_ready():
+            while not self.server.ready:
                 self.watch_server(spec.server.max_restarts)
-                self.progress(f"Starts the vLLM server: {self.server.progress()}")
+                self.progress(f"Starts the vLLM server: {self.server.progress()}.")
 
             ranks = max(1, len(held.trainer_gpus))
             rendezvous = leases.lease_port(self.attempt, "trainer rendezvous") if ranks > 1 else None
@@ -217,9 +217,8 @@ class Supervisor:
         """Start a server again that died or never got ready; raise Ended when that happened too often."""
         server = self.server
         assert server is not None
-        if server.returncode is None and not server.overdue:
-            if self.trainer is not None:
-                server.check_ready()
+        if not server.is_down():
+            server.check_ready()
             return
         if self.desired != Desired.RUN:
             return
