@@ -15,7 +15,6 @@ import httpx
 from workers import failures, processes
 from workers.serving import Command, readiness, startup_failure
 
-
 logger = logging.getLogger(__name__)
 HEALTH_TIMEOUT_S = 2.0
 HEALTH_EVERY_S = 3.0

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from multiprocessing import shared_memory
@@ -24,12 +25,13 @@ SLEEPER = [sys.executable, "-c", "import signal,time; signal.signal(signal.SIGTE
 
 
 def server(port: int, behaviour: str) -> None:
-    """Answers /health and /pause. Its engine outlives it, as vLLM's does, and holds a shared-memory block."""
+    """Answers /health and /pause, and holds a shared-memory block. As vLLM's, its engine outlives it, and when the engine
+    is killed it closes its port and hangs."""
     if behaviour == "no-server":
         print("ValueError: the server does not like this model", flush=True)
         sys.exit(1)
     engine = "from setproctitle import setproctitle as s; s('VLLM::EngineCore'); import time; time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", engine])
+    child = subprocess.Popen([sys.executable, "-c", engine])
     block = shared_memory.SharedMemory(create=True, size=4096)
     print("block", block.name, flush=True)
 
@@ -41,7 +43,12 @@ def server(port: int, behaviour: str) -> None:
         do_POST = do_GET
 
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    answers = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=answers.serve_forever, daemon=True).start()
+    child.wait()
+    answers.shutdown()
+    answers.server_close()
+    time.sleep(600)
 
 
 def trainer(run_dir: Path, attempt_dir: Path, behaviour: str) -> None:

@@ -61,19 +61,21 @@ def test_the_trainer(studio: Studio, live: tuple[Any, Any, Any]) -> None:
     assert_resumes(studio, run)
 
 
-def test_the_server_is_started_again(studio: Studio, live: tuple[Any, Any, Any]) -> None:
-    """On its port, after its orphaned engine is gone; training goes on meanwhile."""
+@pytest.mark.parametrize("victim", ["stand_ins server", "VLLM::EngineCore"])
+def test_the_server_is_started_again(studio: Studio, live: tuple[Any, Any, Any], victim: str) -> None:
+    """On its port, after what its dead half left is gone; training goes on meanwhile."""
     run, attempt, _ = live
     trainer = studio.program(attempt, "stand_ins trainer")
     server, engine = studio.program(attempt, "stand_ins server"), studio.program(attempt, "VLLM::EngineCore")
-    server.kill()
+    studio.program(attempt, victim).kill()
     again = wait_for(
         lambda: [p for p in studio.programs(attempt, "stand_ins server") if p.pid != server.pid],
         "the new server",
         TRUTH_S,
     )
     assert again[0].cmdline() == studio.program(attempt, "stand_ins server").cmdline()
-    wait_for(lambda: not engine.is_running() or engine.status() == "zombie", "the old engine's end", 5)
+    for old in (server, engine):
+        wait_for(lambda old=old: not old.is_running() or old.status() == "zombie", f"the end of {old}", 5)
     wait_for(lambda: run.events.filter(name="server_restarted").exists(), "the event", 5)
     attempt.refresh_from_db()
     assert attempt.server_restarts == 1
