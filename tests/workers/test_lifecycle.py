@@ -173,6 +173,18 @@ def test_a_shutdown_of_the_studio_saves_and_stops(
     assert run.checkpoints.count() == 1
 
 
+def test_a_launch_while_the_broker_is_away_is_claimed_later(
+    studio: Studio, make_run: Callable[..., Any], claim: Callable[[], Any]
+) -> None:
+    broker = studio.processes[0]
+    broker.kill()
+    broker.wait()
+    run = make_run("complete")
+    assert run.state == "queued"
+    claim()
+    wait_for_end(studio, run, "completed")
+
+
 def test_through_broker_worker_and_beat(studio: Studio, make_run: Callable[..., Any]) -> None:
     """Launch by message, the reason in the queue, and the next run's start by beat."""
     first = make_run("forever")

@@ -110,5 +110,6 @@ def _enqueue(
         newest = run.current_attempt
         number = newest.number + 1 if newest else 1
         attempt = Attempt.objects.create(run=run, number=number, resumed_from=resumed_from)
-        transaction.on_commit(notify_queued)
+        # Robust: the run is queued whether or not the broker answers, and the person must not see an error page.
+        transaction.on_commit(notify_queued, robust=True)
     return attempt
