@@ -1,6 +1,8 @@
 """The vLLM servers as the rollout side sees them: completions by token id, health, metrics.
 
-Tokens go in and come out as ids, so nothing is re-tokenised on the way. Requests go to the least loaded server that
+Tokens go in and come out as ids, so nothing is re-tokenised on the way. Each rollout is a request of its own: on the CPU
+server (64 rollouts of 8 prompts, SmolLM2-135M) one request with n = 8 for each prompt was no faster, 129 tokens/s against
+122, and the server's prefix cache shares the prompt either way. Requests go to the least loaded server that
 answers. A server that stopped answering is *lost*: requests to it raise `ServerUnavailable`, and it takes part again only
 when the trainer has put the current weights back on it.
 """

@@ -16,7 +16,10 @@ class WeightsPushed:
 
 @dataclass
 class GroupConsumed:
-    """trainer -> worker: all samples of a group were trained on, or dropped as stale; its admission slot is free."""
+    """trainer -> worker: all samples of a group left the queue; its admission slot is free.
+
+    `samples` counts those that are trained on, without the ones dropped as stale.
+    """
 
     group_id: str
     samples: int

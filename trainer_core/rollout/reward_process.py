@@ -80,7 +80,12 @@ def _serve_forks(control: socket.socket, functions: Sequence[RewardFunction]) ->
             control.close()
             os.setsid()
             die_with_parent(zygote)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (
+                signal.SIGCHLD,
+                signal.SIGINT,
+                signal.SIGTERM,
+            ):  # what reward code starts should see the usual
+                signal.signal(number, signal.SIG_DFL)
             _serve_calls(socket.socket(fileno=descriptors[0]), functions)
         os.close(descriptors[0])
         control.sendall(_LENGTH.pack(pid))

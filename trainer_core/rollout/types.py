@@ -77,7 +77,8 @@ class RolloutSample:
 
     Arrays have the length T of the sequence; position t holds what is known of token t. `completion_mask` is 1 where the
     token is trained, `log_probs` is the sampler's log-probability there (0 elsewhere). `top_ids`/`top_log_probs` are
-    [T, K], rows of untrained tokens are padding (id 0, -inf).
+    [T, K], rows of untrained tokens are padding (id 0, -inf). `group_size` is the number of samples that cross for the
+    group, so the trainer knows which one is its last.
     """
 
     group_id: str

@@ -124,7 +124,8 @@ class RolloutWorker:
 
     def check_picklable(self) -> None:
         """Raise TypeError that names what cannot be sent to the worker process, before a model is loaded."""
-        tool_table(self._job.tools)
+        for name, tool in tool_table(self._job.tools).items():
+            _check_described(name, tool)
         parts: list[tuple[str, Any]] = [
             ("loop_cls", self._job.loop_cls),
             ("environment_factory", self._job.environment_factory),
@@ -248,6 +249,17 @@ class RolloutWorker:
             self._condition.notify_all()
 
 
+def _check_described(name: str, tool: Tool) -> None:
+    """The model sees a tool as a JSON schema made of its type hints and docstring."""
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+    try:
+        get_json_schema(tool)
+    except (DocstringParsingException, TypeHintParsingException) as error:
+        raise TypeError(f"the tool {name} cannot be described to the model: {' '.join(str(error).split())}") from error
+
+
 def _how_it_ended(exitcode: int | None, pid: int | None) -> str:
     if exitcode is None:
         return f"the rollout worker (pid {pid}) closed its connection"
@@ -278,9 +290,15 @@ def _worker_main(payload: bytes, inbound: Connection, outbound: Connection, trai
         outbox.send(WorkerFailed(_sentence(error), traceback.format_exc()))
         outbox.close(STOP_GRACE_S)
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)  # tool threads that hang must not keep the process
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End now: a tool's thread that hangs must not keep the process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def _run(job: Job, zygote: Zygote, inbound: Connection, outbox: Outbox) -> None:

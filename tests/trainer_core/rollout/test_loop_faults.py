@@ -1,0 +1,127 @@
+"""What goes wrong around the loop: servers, rollouts, prompts, rewards, and the loop's own sudden end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import datasets
+import pytest
+
+from tests.trainer_core.rollout.conftest import MakeTrainer
+from tests.trainer_core.rollout.mini_trainer import MiniTrainer
+from tests.trainer_core.rollout.stub_server import StubServer
+from trainer_core.rollout.loop import RolloutFailure
+from trainer_core.rollout.score_stage import RewardFailure
+from trainer_core.rollout.state import RolloutState
+
+
+def broken(completions: list[Any], **columns: Any) -> list[float]:
+    raise KeyError("gold")
+
+
+def sometimes_broken(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[Any]:
+    kinds: list[Any] = [lambda n: ["x"] * n, lambda n: [1.0], lambda n: [float("nan")] * n]
+    size = len(completion_ids)
+    return kinds[number[0] % 3](size) if number[0] % 4 == 3 else list(range(size))
+
+
+def test_resume_after_kills_at_random_points_trains_every_prompt_once(make: MakeTrainer, server: StubServer) -> None:
+    """Each life ends in the middle of things: groups in flight, being scored, and waiting in the queue."""
+    server.delay_s = 0.01
+    trained: dict[tuple[int, int], int] = {}
+    text = RolloutState().to_json()
+    rng = random.Random(5)
+    for _ in range(12):
+        trainer = make(rows=11, max_staleness=3, state=RolloutState.from_json(text))
+
+        async def life(trainer: MiniTrainer) -> None:
+            if trainer.state.prompts_done():
+                before = len(server.requests)
+                await asyncio.sleep(0.05)
+                assert len(server.requests) == before, "the server has no resumed weights yet"
+                trainer.push(trainer.state.weight_version)
+            await trainer.train(rng.randint(1, 3))
+            await asyncio.sleep(rng.uniform(0, 0.1))
+
+        trainer.run(life)
+        text = trainer.state.to_json()
+        for pair, count in trainer.trained.items():
+            trained[pair] = trained.get(pair, 0) + count
+    assert set(trained.values()) == {1}, "a prompt was repeated"
+    epochs = max(epoch for epoch, _ in trained)
+    assert epochs >= 2
+    for epoch in range(epochs - 1):
+        assert {row for e, row in trained if e == epoch} == set(range(11)), "a prompt was skipped"
+
+
+def test_a_server_that_goes_away_costs_nothing_but_time(make: MakeTrainer, server: StubServer) -> None:
+    server.delay_s = 0.05
+    trainer = make(rows=40, max_staleness=2)
+
+    async def body(trainer: MiniTrainer) -> None:
+        await trainer.train(2)
+        server.down = True
+        while not trainer.lost:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        server.down = False
+        await trainer.train(4)
+        await asyncio.sleep(1.2)
+
+    trainer.run(body)
+    assert trainer.lost == [server.url]
+    assert not trainer.dropped
+    assert set(trainer.trained.values()) == {1}
+    values = trainer.metrics.flush()
+    assert values.get("rollout/failed_total", 0) == 0
+    lines = [json.loads(line)["rollout"] for line in trainer.rollouts_path.read_text().splitlines()]  # type: ignore[union-attr]
+    assert len({line["rollout_id"] for line in lines}) == len(lines)
+
+
+def test_failed_rollouts_are_data_until_there_are_too_many(make: MakeTrainer, server: StubServer) -> None:
+    server.refuse = 3
+    trainer = make(max_generation_failures=4)
+    trainer.run(lambda t: t.train(3))
+    assert [event.name for event in trainer.events] == ["rollout_failed"]
+    server.refuse = 10**6
+    with pytest.raises(RolloutFailure, match=r"4 rollouts failed one after another; .*HTTP 400: no"):
+        make(max_generation_failures=4).run(lambda t: t.train(3))
+
+
+def test_prompts_that_do_not_fit_are_skipped_and_said(make: MakeTrainer, server: StubServer) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": "x" * length}], "number": 0} for length in (300, 20, 234, 30, 21, 22)
+    ]
+    trainer = make(rows=datasets.Dataset.from_list(rows))
+
+    async def body(trainer: MiniTrainer) -> None:
+        await trainer.train(3)
+        await asyncio.sleep(1.2)
+
+    trainer.run(body)
+    assert {(message.row_index, message.reason) for message in trainer.dropped} == {(0, "too_long")}
+    assert "does not fit the server's context of 256" in trainer.events[0].text
+    assert all(request["max_tokens"] + len(request["prompt"]) <= 256 for request in server.requests)
+    assert trainer.metrics.flush()["rollout/clipped_prompts_total"] % 4 == 0
+
+
+def test_reward_functions_that_sometimes_fail_are_counted(make: MakeTrainer) -> None:
+    trainer = make(rows=16, rewards=[sometimes_broken])
+
+    async def body(trainer: MiniTrainer) -> None:
+        await trainer.train(6)
+        await asyncio.sleep(1.2)
+
+    trainer.run(body)
+    texts = [event.text for event in trainer.events if event.name == "reward_error"]
+    assert len(texts) == len(set(texts)) >= 2
+    assert all(message.reason == "unscorable" for message in trainer.dropped)
+    assert trainer.metrics.flush()["rewards/sometimes_broken/error_total"] == len(trainer.dropped)
+
+
+def test_reward_functions_that_never_work_end_the_run(make: MakeTrainer) -> None:
+    with pytest.raises(RewardFailure, match="none of the first 4 groups could be scored: broken: KeyError: 'gold'"):
+        make(rewards=[broken]).run(lambda t: t.train(2), timeout=10)
