@@ -3,7 +3,7 @@
   const form = document.getElementById("run-form");
   const rows = document.getElementById("reward-rows");
   const template = document.getElementById("reward-row-template");
-  const touched = new Set();
+  let touched = false;
 
   // --- what is relevant
   const valueOf = (name) => {
@@ -116,10 +116,17 @@
     const body = new FormData(form);
     body.delete("yaml");
     body.delete("yaml_file");
+    // The page came without the names of all datasets, which take the server a moment.
+    const datasets = document.getElementById("list_data.source");
+    if (!datasets.options.length) body.set("suggest", "1");
     try {
       const answer = await fetch(form.dataset.checkUrl, { method: "POST", body, signal: request.signal });
       if (!answer.ok || answer.redirected) throw new Error(`the studio answered ${answer.status}`);
-      show(await answer.json());
+      const checked = await answer.json();
+      if (checked.datasets) {
+        datasets.replaceChildren(...checked.datasets.map((name) => element("option", "", { value: name })));
+      }
+      show(checked);
     } catch (error) {
       if (error.name !== "AbortError") note("bad", `Can't check: ${error.message}.`);
     }
@@ -132,7 +139,7 @@
   };
   form.addEventListener("input", (event) => {
     if (event.target.name === "yaml" || event.target.name === "yaml_file") return;
-    touched.add(event.target.name);
+    touched = true;
     changed();
   });
   showRelevant();
@@ -145,5 +152,5 @@
   });
   let leaving = false;
   form.addEventListener("submit", (event) => { leaving = event.submitter?.value !== "export"; });
-  addEventListener("beforeunload", (event) => { if (touched.size && !leaving) event.preventDefault(); });
+  addEventListener("beforeunload", (event) => { if (touched && !leaving) event.preventDefault(); });
 })();

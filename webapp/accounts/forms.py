@@ -6,6 +6,8 @@ from datetime import timedelta
 
 from django import forms
 
+from webapp.accounts.models import User
+
 LIFETIMES = {"30": "30 days", "90": "90 days", "365": "a year", "": "no end"}
 
 
@@ -17,3 +19,13 @@ class TokenForm(forms.Form):
     def lifetime(self) -> timedelta | None:
         days = self.cleaned_data["days"]
         return timedelta(days=int(days)) if days else None
+
+
+class PersonForm(forms.ModelForm):
+    """A new account; its first password is made by the studio."""
+
+    class Meta:
+        model = User
+        fields = ("username", "is_superuser")
+        labels = {"username": "Name", "is_superuser": "Admin: may steer all runs, drain hosts and add people"}
+        help_texts = {"username": "", "is_superuser": ""}

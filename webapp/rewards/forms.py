@@ -12,11 +12,12 @@ STARTER = '''import re
 
 
 def my_reward(prompts, completions, answer, **columns):
-    """1 where the last number of the reply is the answer, 0.1 where there is any number, else 0.
+    """1 where the last number of the reply is the answer, 0.1 for any number.
 
-    Called once for each group. Every argument is a list with one entry for each completion: `prompts` and `completions`
-    hold chat messages, every other column of the dataset comes by its name (here: `answer`). Return one number for each
-    completion, or None where it can't be scored.
+    Called once for each group, with lists that have one entry for each
+    completion: `prompts` and `completions` hold chat messages, and every other
+    column of the dataset comes by its name (here: `answer`). Returns one
+    number for each completion, or None where it can't be scored.
     """
     rewards = []
     for completion, expected in zip(completions, answer):

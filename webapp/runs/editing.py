@@ -88,6 +88,8 @@ def check(request: HttpRequest) -> JsonResponse:
         if parent := _parent(request):
             changes = forms.spec_diff(parent.spec, services.pin_rewards(spec).model_dump(mode="json"))
             answer["diff"] = [{"path": path, "before": before, "after": after} for path, before, after in changes]
+    if request.POST.get("suggest"):
+        answer["datasets"] = previews.datasets()
     answer["problems"] = [asdict(problem) for problem in problems]
     return JsonResponse(answer)
 

@@ -213,20 +213,12 @@ def _control(path: str, info: FieldInfo, value: Any, errors: list[str]) -> FormF
         control.kind, control.rows = "textarea", LONG_TEXT[path]
     if path == "model.path":
         control.suggestions = _models()
-    elif path == "data.source":
-        control.suggestions = [f"reasoning_gym:{task}" for task in _tasks()]
     return control
 
 
 def _models() -> list[str]:
     folders = sorted(settings.MODELS_DIR.glob("*/config.json")) if settings.MODELS_DIR.is_dir() else []
     return [*BUILTIN_MODELS, *(str(path.parent) for path in folders if path.parent.name not in BUILTIN_MODELS)]
-
-
-def _tasks() -> list[str]:
-    from reasoning_gym.factory import DATASETS  # takes a second, once, and only for the form
-
-    return sorted(DATASETS)
 
 
 def _unwrap(annotation: Any) -> tuple[Any, bool]:

@@ -36,6 +36,13 @@ def facts(spec: RunSpec) -> list[str]:
     ]
 
 
+def datasets() -> list[str]:
+    """Datasets to suggest: the generators of reasoning-gym. Importing it takes a second, the first time."""
+    from reasoning_gym.factory import DATASETS
+
+    return [f"reasoning_gym:{task}" for task in sorted(DATASETS)]
+
+
 def prompts(spec: RunSpec) -> list[str]:
     """The first prompts as text, with the suffix; empty for a hub dataset, which is only read where the run runs.
 

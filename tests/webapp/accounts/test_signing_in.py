@@ -105,3 +105,26 @@ def test_signing_out_ends_the_session_and_takes_a_post(as_ada: Client) -> None:
     assert as_ada.get("/logout/").status_code == 405
     assert as_ada.post("/logout/").headers["Location"] == "/login/"
     assert as_ada.get("/runs/").status_code == 302
+
+
+def test_an_admin_adds_people_and_locks_them_out(as_admin: Client, as_ada: Client) -> None:
+    assert as_ada.get("/account/people/").status_code == 403
+    assert as_ada.post("/account/people/", {"username": "eve"}).status_code == 403
+    made = as_admin.post("/account/people/", {"username": "eve"}).content.decode()
+    password = made.split('id="first-password"')[1].split(">")[1].split("<")[0]
+    eve = User.objects.get(username="eve")
+    assert (eve.must_change_password, eve.is_superuser) == (True, False)
+    assert eve.check_password(password)
+    assert password not in as_admin.get("/account/people/").content.decode()
+    assert "already exists" in as_admin.post("/account/people/", {"username": "eve"}).content.decode()
+    _, token = ApiToken.create(eve, "hers")
+    as_admin.post(f"/account/people/{eve.pk}/", {"action": "lock"})
+    assert "do not match" in sign_in(Client(), "eve", password).content.decode()
+    assert ApiToken.authenticate(token) is None
+    as_admin.post(f"/account/people/{eve.pk}/", {"action": "unlock"})
+    assert sign_in(Client(), "eve", password).status_code == 302
+
+
+def test_an_admin_can_not_lock_out_themselves(as_admin: Client, admin: User) -> None:
+    page = as_admin.post(f"/account/people/{admin.pk}/", {"action": "lock"}, follow=True).content.decode()
+    assert "your own account" in page
