@@ -10,8 +10,6 @@ import os
 import shutil
 from pathlib import Path
 
-from transformers.trainer_utils import get_last_checkpoint
-
 from trainer_core.rollout.state import RolloutState
 
 STATE_FILE = "rollout_state.json"
@@ -59,6 +57,8 @@ def remove_leftovers(output_dir: Path) -> None:
 
 def latest(output_dir: Path) -> str:
     """The newest checkpoint folder. Raises ValueError when there is none."""
+    from transformers.trainer_utils import get_last_checkpoint  # heavy, and rarely needed
+
     if (found := get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None) is None:
         raise ValueError(f"{output_dir} holds no checkpoint to resume from")
     return found

@@ -113,7 +113,7 @@ def k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 def sample_means(values: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     """Mean over each sample's terms, [S]; 0 for a sample without terms."""
-    sums = torch.zeros_like(inputs.advantages).index_add(0, inputs.sample_index, values)
+    sums = values.new_zeros(len(inputs.advantages)).index_add(0, inputs.sample_index, values)
     return sums / sample_terms(inputs).clamp(min=1)
 
 
@@ -129,7 +129,7 @@ def term_weights(inputs: LossInputs, settings: LossSettings, totals: StepTotals)
     sample's terms, then over samples; dr_grpo: a constant, samples times max_completion_length.
     """
     if settings.loss_type in ("grpo", "gspo"):
-        return 1 / (sample_terms(inputs)[inputs.sample_index] * totals.samples)
+        return 1 / (sample_terms(inputs)[inputs.sample_index] * totals.samples).to(inputs.log_probs.dtype)
     if settings.loss_type == "dr_grpo":
         share = 1 / (totals.samples * settings.max_completion_length)
     else:
