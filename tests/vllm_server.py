@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from trainer_core.spec import RunSpec
-from workers.serving import Command, serve_command
+from workers.serving import Command, Device, serve_command
 
 STARTUP_DEADLINE_S = 180.0
 
@@ -92,10 +92,12 @@ def wait_until_ready(server: RunningServer, deadline_s: float = STARTUP_DEADLINE
 
 
 @contextmanager
-def running_server(spec: RunSpec, model_path: Path, log: Path, port: int | None = None) -> Iterator[RunningServer]:
-    """A server of this run on the CPU, killed with everything it started when the block ends."""
+def running_server(
+    spec: RunSpec, model_path: Path, log: Path, port: int | None = None, device: Device = "cpu"
+) -> Iterator[RunningServer]:
+    """A server of this run, killed with everything it started when the block ends."""
     port = port or free_port()
-    command = serve_command(spec, model_path=str(model_path), port=port, device="cpu")
+    command = serve_command(spec, model_path=str(model_path), port=port, device=device)
     server = RunningServer(f"http://127.0.0.1:{port}", port, model_path, log, launch(command, log))
     try:
         wait_until_ready(server)

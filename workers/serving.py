@@ -121,7 +121,6 @@ _PROGRESS = (
     ("Resolved architecture", "starting the engine"),
     ("Starting to load model", "loading weights"),
     ("Loading weights took", "preparing the model"),
-    ("Available KV cache memory", "reserving the KV cache"),
     ("GPU KV cache size", "warming up"),
     ("CPU KV cache size", "warming up"),
     ("init engine", "opening the HTTP routes"),
@@ -160,6 +159,10 @@ _FAILURES: tuple[tuple[str, str], ...] = (
     (
         r"CUDA out of memory|torch\.OutOfMemoryError|Free memory on device .* is less than desired",
         "The GPU has too little free memory; lower server.gpu_memory_utilization or server.max_model_len, or free it.",
+    ),
+    (
+        r"Available memory on node \d+ \(([\d.]+)/[\d.]+ GiB\)[^\n]*?requested memory for kv \(([\d.]+) GiB\)",
+        "On this host only {0} GiB are free, but the KV cache is to take {1} GiB; lower server.kv_cache_gib.",
     ),
     (
         r"can't allocate memory|Cannot allocate memory|MemoryError|Not enough memory|not enough memory",
@@ -201,4 +204,8 @@ def startup_failure(log_text: str, returncode: int) -> str:
         return "The server was killed (SIGKILL), most often by a machine that ran out of memory; lower server.kv_cache_gib."
     errors = re.findall(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?(\w*(?:Error|Exception): .+)$", log_text, flags=re.MULTILINE)
     how = f"by signal {-returncode}" if returncode < 0 else f"with code {returncode}"
-    return f"The server ended {how}: {errors[-1].strip()[:300]}" if errors else f"The server ended {how}; see its log."
+    return (
+        f"The server ended {how}: {errors[-1].strip(' .')[:300]}."
+        if errors
+        else f"The server ended {how}; see its log."
+    )
