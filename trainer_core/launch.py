@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from trainer_core.spec import RunSpec
 from trainer_core.spool import SPOOL_FILE, Spool
 
@@ -161,6 +163,10 @@ def sentence(error: BaseException) -> str:
             "The trainer ran out of memory: lower training.token_budget or per_device_train_batch_size, or turn on gradient "
             "checkpointing."
         )
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the spec"
+        return f"{place} is {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
     lines = str(error).strip().splitlines()
