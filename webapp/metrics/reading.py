@@ -156,7 +156,9 @@ def bucketed(rows: np.ndarray, limit: int) -> np.ndarray:
     if len(rows) <= limit:
         return rows
     steps = rows["step"]
-    shift = max(int(steps[-1] - steps[0]) // limit, 1).bit_length() - 1
+    shift = (
+        max(len(rows) // limit, 1).bit_length() - 1
+    )  # smaller ones can't do: a bucket of 2^k steps holds 2^k rows at most
     while True:
         bucket = steps >> shift
         starts = np.flatnonzero(np.append(True, bucket[1:] != bucket[:-1]))
