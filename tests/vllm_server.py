@@ -106,11 +106,17 @@ def running_server(
         server.kill()
 
 
-def _shared_memory(group: int) -> set[Path]:
-    """Blocks under /dev/shm that processes of this group have mapped: a killed server cannot remove them itself."""
-    blocks = set()
+def _shared_memory(group: int) -> list[Path]:
+    """Blocks under /dev/shm that processes of this group have mapped: a killed server cannot remove them itself.
+
+    Compared by inode: the C library makes a semaphore under another name than the one it ends up with.
+    """
+    inodes = set()
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
+        with suppress(OSError):
             if os.getpgid(process.pid) == group:
-                blocks |= {Path(region.path) for region in process.memory_maps() if region.path.startswith("/dev/shm/")}
-    return blocks
+                for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                    fields = line.split(maxsplit=5)
+                    if len(fields) == 6 and fields[5].startswith("/dev/shm/"):
+                        inodes.add(int(fields[4]))
+    return [entry for entry in Path("/dev/shm").iterdir() if entry.stat().st_ino in inodes]
