@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.db.models import Exists, OuterRef
+from django.utils.functional import cached_property
 
+from webapp.rollouts.models import StoredRollout
 from webapp.runs.models import Run
+
+RUNS_SHOWN = 50
 
 STARTER = '''import re
 
@@ -80,4 +85,12 @@ class TryForm(forms.Form):
         super().__init__(*args, **kwargs)
         field = self.fields["run"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = Run.objects.filter(rollouts__isnull=False).distinct().order_by("-created_at")
+        stored = StoredRollout.objects.filter(run=OuterRef("pk"))
+        field.queryset = Run.objects.filter(Exists(stored)).order_by("-created_at")
+
+    @cached_property
+    def recent_runs(self) -> list[Run]:
+        """Runs with rollouts to choose from."""
+        field = self.fields["run"]
+        assert isinstance(field, forms.ModelChoiceField)
+        return list(field.queryset.only("name")[:RUNS_SHOWN]) if field.queryset is not None else []

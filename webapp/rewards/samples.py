@@ -125,9 +125,10 @@ def _generated_row(data_json: str, row_index: int) -> dict[str, Any]:
 
 def _file_row(path: Path, row_index: int) -> dict[str, Any]:
     if path.suffix == ".parquet":
-        import pyarrow.parquet
+        import pyarrow.dataset
 
-        return pyarrow.parquet.read_table(path).slice(row_index, 1).to_pylist()[0]
+        dataset = pyarrow.dataset.dataset(path)
+        return dataset.take([row_index]).to_pylist()[0] if row_index < dataset.count_rows() else {}
     with open(path, encoding="utf-8", newline="") as file:
         if path.suffix == ".csv":
             return next(islice(csv.DictReader(file), row_index, None), {})

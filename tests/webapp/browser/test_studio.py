@@ -59,7 +59,7 @@ def pages(runs: dict[str, str]) -> dict[str, str]:
         "failed": f"/runs/{runs['failed']}/", "completed": f"/runs/{runs['completed']}/", "queued": f"/runs/{runs['queued']}/",
         "starting": f"/runs/{runs['starting']}/", "draft": f"/runs/{runs['draft']}/", "rewards": "/rewards/",
         "reward": "/rewards/seeded_reward/", "write-reward": "/rewards/new/", "hosts": "/hosts/", "account": "/account/",
-        "password": "/account/password/",
+        "password": "/account/password/", "people": "/account/people/",
     }  # fmt: skip
 
 

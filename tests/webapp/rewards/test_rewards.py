@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from django.test import Client
 
@@ -161,6 +163,14 @@ def test_columns_of_a_file_are_read_by_row(tmp_path: Path) -> None:
     data = sample_spec().data.model_copy(update={"source": str(path), "options": {}})
     assert samples.columns_of(data, 1) == {"answer": "2"}
     assert samples.columns_of(data, 5) == {}
+
+
+def test_columns_of_a_parquet_file_are_read_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "answer": ["1", "2"]}), path)
+    data = sample_spec().data.model_copy(update={"source": str(path), "options": {}})
+    assert samples.columns_of(data, 1) == {"answer": "2"}
+    assert samples.columns_of(data, 2) == {}
 
 
 def test_a_function_lists_the_runs_that_use_it(as_ada: Client, ada: User) -> None:
