@@ -35,13 +35,15 @@ def state(value: str, extra: str = "") -> SafeString:
 
 @register.filter
 def duration(value: timedelta | float | None) -> str:
-    """Seconds or a timedelta as "42 s", "3 min 12 s", "2 h 05 min" or "3 d 4 h"."""
+    """Seconds or a timedelta as "12 ms", "42 s", "3 min 12 s", "2 h 05 min" or "3 d 4 h"."""
     if value is None:
         return NOTHING
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
     if not math.isfinite(seconds) or seconds < 0:
         return NOTHING
-    if seconds < 10:
+    if seconds < 0.95:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
