@@ -10,7 +10,6 @@ when the trainer has put the current weights back on it.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -19,22 +18,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import numpy as np
 import orjson
 
+from trainer_core.rollout.answers import (
+    GenerationError,
+    ServerMetrics,
+    decode_answer,
+    error_text,
+    parse_choice,
+    parse_metrics,
+)
 from trainer_core.rollout.types import TurnRecord
 
 RETRIES = 3
 RETRY_WAIT_S = 0.5
 HEALTH_TIMEOUT_S = 10.0
 HEALTH_PERIOD_S = 1.0
-CUT_OFF = -9000.0
-"""vLLM reports tokens outside top-k/top-p with log-probability -9999."""
-TOKEN_PREFIX = "token_id:"
-
-
-class GenerationError(RuntimeError):
-    """One request failed for good; the server itself is well."""
 
 
 class ServerUnavailable(RuntimeError):
@@ -74,18 +73,6 @@ class Sampling:
         if self.min_p is not None:
             fields["min_p"] = self.min_p
         return fields
-
-
-@dataclass
-class ServerMetrics:
-    """What /metrics says. Totals run from the server's start."""
-
-    kv_usage: float
-    running: float
-    waiting: float
-    preemptions: float
-    prefix_queries: float
-    prefix_hits: float
 
 
 @dataclass
@@ -225,13 +212,11 @@ class VLLMClient:
         finally:
             server.in_flight -= 1
         if status == 200:
-            return _decode(payload, server.url)
+            return decode_answer(payload, server.url)
         if status >= 500 or status == 429:
             await self._check_alive(server, f"HTTP {status}")
             return None
-        raise GenerationError(
-            f"the server at {server.url} refused a request with HTTP {status}: {_error_text(payload)}"
-        )
+        raise GenerationError(f"the server at {server.url} refused a request with HTTP {status}: {error_text(payload)}")
 
     async def _check_alive(self, server: Server, symptom: str) -> None:
         """Raises ServerUnavailable, and starts watching for its return, when the server does not answer /health."""
@@ -325,82 +310,3 @@ class VLLMClient:
             with suppress(ServerUnavailable):  # noticed, which is what matters: an idle worker sends nothing else
                 await self._check_alive(server, f"{type(error).__name__}: {error}")
             return None
-
-
-def parse_choice(choice: dict[str, Any], prompt_ids: list[int], top: int, version: int) -> TurnRecord:
-    """A TurnRecord from one choice of /v1/completions. Raises GenerationError when the answer is not what was asked."""
-    ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
-    if ids is None or logprobs is None or len(logprobs["token_logprobs"]) != len(ids):
-        raise GenerationError(
-            "the server's answer lacks token ids or their log-probabilities; vLLM 0.26 or newer is needed"
-        )
-    top_ids, top_log_probs = parse_top(logprobs["top_logprobs"], top) if top else (None, None)
-    return TurnRecord(
-        prompt_ids=prompt_ids,
-        output_ids=ids,
-        output_log_probs=logprobs["token_logprobs"],
-        top_ids=top_ids,
-        top_log_probs=top_log_probs,
-        finish_reason=choice["finish_reason"],
-        weight_version=version,
-    )
-
-
-def parse_top(positions: list[dict[str, float]], top: int) -> tuple[np.ndarray, np.ndarray]:
-    """[T, K] ids and log-probabilities of the K most likely tokens; -inf pads.
-
-    vLLM puts the sampled token first, and adds it when it is not among the top K: then a position has K + 1 entries.
-    """
-    ids = np.zeros((len(positions), top), dtype=np.int32)
-    log_probs = np.full((len(positions), top), -np.inf, dtype=np.float32)
-    skip = len(TOKEN_PREFIX)
-    for row, entries in enumerate(positions):
-        tokens, values = list(entries), list(entries.values())
-        if len(tokens) > top:
-            tokens, values = tokens[1:], values[1:]
-        ids[row, : len(tokens)] = [int(token[skip:]) for token in tokens]
-        log_probs[row, : len(values)] = values
-    outside = log_probs < CUT_OFF
-    ids[outside] = 0
-    log_probs[outside] = -np.inf
-    return ids, log_probs
-
-
-def parse_metrics(text: str) -> ServerMetrics | None:
-    """The numbers we need from the Prometheus text; None when they are not in it. Several engines are summed."""
-    names: dict[str, Callable[[list[float]], float]] = {
-        "vllm:kv_cache_usage_perc": max,
-        "vllm:num_requests_running": sum,
-        "vllm:num_requests_waiting": sum,
-        "vllm:num_preemptions_total": sum,
-        "vllm:prefix_cache_queries_total": sum,
-        "vllm:prefix_cache_hits_total": sum,
-    }
-    found: dict[str, list[float]] = {}
-    for line in text.splitlines():
-        name = line.partition("{")[0]
-        if name in names:
-            value = float(line.rpartition(" ")[2])
-            found.setdefault(name, []).append(0.0 if math.isnan(value) else value)
-    if "vllm:kv_cache_usage_perc" not in found:
-        return None
-    return ServerMetrics(*(combine(found.get(name, [0.0])) for name, combine in names.items()))
-
-
-def _decode(payload: bytes, url: str) -> dict[str, Any]:
-    try:
-        answer = orjson.loads(payload)
-        if not answer["choices"]:
-            raise KeyError("choices")
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise GenerationError(
-            f"the server at {url} answered something that is no completion: {payload[:200]!r}"
-        ) from None
-    return answer
-
-
-def _error_text(payload: bytes) -> str:
-    try:
-        return str(orjson.loads(payload)["error"]["message"])[:500]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return payload[:500].decode(errors="replace")

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from trainer_core.rollout import scoring
-from trainer_core.rollout.client import GenerationError, Policy, Sampling, ServerUnavailable, VLLMClient
+from trainer_core.rollout.answers import GenerationError
+from trainer_core.rollout.client import Policy, Sampling, ServerUnavailable, VLLMClient
 from trainer_core.rollout.concurrency import ConcurrencyController
 from trainer_core.rollout.environments import EnvironmentPool, environment_tools
 from trainer_core.rollout.link import Outbox, SampleTaken, TrainerWaits

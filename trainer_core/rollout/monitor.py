@@ -7,7 +7,7 @@ import time
 import traceback as tracebacks
 from typing import TYPE_CHECKING, Any
 
-from trainer_core.rollout.client import ServerMetrics
+from trainer_core.rollout.answers import ServerMetrics
 from trainer_core.rollout.concurrency import ServerSample
 from trainer_core.rollout.link import Heartbeat
 from trainer_core.rollout.messages import WorkerEvent, WorkerMetrics

@@ -14,14 +14,13 @@ import pytest
 from aiohttp import web
 
 from trainer_core.rollout import client as client_module
+from trainer_core.rollout.answers import parse_metrics, parse_top
 from trainer_core.rollout.client import (
     GenerationError,
     Policy,
     Sampling,
     ServerUnavailable,
     VLLMClient,
-    parse_metrics,
-    parse_top,
 )
 
 if TYPE_CHECKING:

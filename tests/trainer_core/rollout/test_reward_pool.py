@@ -41,7 +41,7 @@ def hangs(completions: list[str], **columns: Any) -> list[float]:
 
 
 def raises(completions: list[str], **columns: Any) -> list[float]:
-    return [{}["missing"]]
+    return [dict[str, float]()["missing"]]
 
 
 def leaves(completions: list[str], **columns: Any) -> list[float]:
@@ -104,7 +104,7 @@ def test_failures_are_told_apart_and_hurt_nobody_else() -> None:
         "not_a_number returned nan for completion 0; a finite number or None is expected",
         "text returned str 'good' for completion 0; a number or None is expected",
     ]
-    assert 'return [{}["missing"]]' in scores[0].traceback
+    assert 'return [dict[str, float]()["missing"]]' in scores[0].traceback
     assert scores[-1].values == [1.0, 2.0]
 
 
