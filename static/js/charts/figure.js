@@ -150,7 +150,8 @@ function oddMarkers(shown, view, colours) {
   for (const { series } of shown) {
     for (const [at, kinds] of series.odd) {
       x.push(toAxis(view.axis, series.x[at]));
-      text.push(`${plain(series.metric, 60)} is ${kinds.join(", ")} at step ${series.step[at]}`);
+      const where = series.count?.[at] > 1 ? `among ${series.count[at]} points up to` : "at";
+      text.push(`${plain(series.metric, 60)} is ${kinds.join(", ")} ${where} step ${series.step[at]}`);
     }
   }
   if (!x.length) return [];

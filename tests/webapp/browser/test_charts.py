@@ -24,7 +24,8 @@ from django.utils import timezone
 linus = seed.make_user("linus")
 
 def ship(attempt, points, **others):
-    lines = [{"v": 1, "kind": "metrics", "t": 1.7e9 + 5 * step, "step": step, "values": {**values, **others}} for step, values in points]
+    lines = [{"v": 1, "kind": "metrics", "t": 1.7e9 + 5 * step, "step": step, "values": {**values, **others}}
+             for step, values in points]
     data = b"".join(orjson.dumps(line) + b"\\n" for line in lines)
     attempt.refresh_from_db()
     ship_spool(attempt, attempt.spool_offset, data)
@@ -90,7 +91,7 @@ def test_the_first_points_arrive_without_a_reload(linus: Watched, studio: Studio
     assert (trace["x"], trace["y"], "markers" in trace["mode"]) == ([1], [0.25], True)
     studio.run_code(STEP.format(run=runs["empty"], step=2, reward=0.75))
     page.wait_for_function(
-        "document.querySelector('#chart-reward .js-plotly-plot').data[0].x.length === 2", timeout=10_000
+        "() => document.querySelector('#chart-reward .js-plotly-plot').data[0].x.length === 2", timeout=10_000
     )
     assert page.evaluate("window.stayed")
 
@@ -109,14 +110,14 @@ def test_a_zoom_holds_in_all_charts_and_in_the_url_while_points_arrive(
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.6, middle, steps=5)
     page.mouse.up()
-    page.wait_for_function("new URLSearchParams(location.search).has('from')")
+    page.wait_for_function("() => new URLSearchParams(location.search).has('from')")
     low, high = page.evaluate("['from', 'to'].map((key) => Number(new URLSearchParams(location.search).get(key)))")
     assert 2500 < low < 3300
     assert 3400 < high < 4000
     for key in ("loss", "reward"):
         assert drawn(page, key)["range"] == pytest.approx([low, high])
     page.wait_for_function(  # asked again for the part shown, now point by point
-        f"document.querySelector('#chart-loss .js-plotly-plot').data.every((trace) => trace.x.length <= {high - low + 2})"
+        f"() => document.querySelector('#chart-loss .js-plotly-plot').data.every((trace) => trace.x.length <= {high - low + 2})"
     )
     loss = drawn(page, "loss")["data"][0]
     assert max(loss["y"]) == 9.0
@@ -127,8 +128,10 @@ def test_a_zoom_holds_in_all_charts_and_in_the_url_while_points_arrive(
     page.reload()
     assert drawn(page, "reward")["range"] == pytest.approx([low, high])
     page.get_by_role("button", name="Reset zoom").click()
-    page.wait_for_function("!new URLSearchParams(location.search).has('from')")
-    page.wait_for_function("document.querySelector('#chart-reward .js-plotly-plot')._fullLayout.xaxis.range[1] >= 6001")
+    page.wait_for_function("() => !new URLSearchParams(location.search).has('from')")
+    page.wait_for_function(
+        "() => document.querySelector('#chart-reward .js-plotly-plot')._fullLayout.xaxis.range[1] >= 6001"
+    )
 
 
 def test_a_spike_and_a_nan_are_seen_from_afar(linus: Watched, runs: dict[str, str]) -> None:
@@ -138,11 +141,13 @@ def test_a_spike_and_a_nan_are_seen_from_afar(linus: Watched, runs: dict[str, st
     assert max(value for trace in loss["data"] for value in trace["y"] if value is not None) == 9.0
     assert loss["yrange"][1] >= 9.0
     crosses = [trace for trace in drawn(page, "kl")["data"] if trace.get("yaxis") == "y2"]
-    assert crosses[0]["text"] == ["kl is nan at step 4000"]
+    assert crosses[0]["text"] == ["kl is nan among 4 points up to step 4003"]
     page.get_by_label("Hide outliers").check()
-    page.wait_for_function("document.querySelector('#chart-loss .js-plotly-plot')._fullLayout.yaxis.range[1] < 1")
+    page.wait_for_function("() => document.querySelector('#chart-loss .js-plotly-plot')._fullLayout.yaxis.range[1] < 1")
     page.get_by_label("Log scale").check()
-    page.wait_for_function("document.querySelector('#chart-reward .js-plotly-plot')._fullLayout.yaxis.type === 'log'")
+    page.wait_for_function(
+        "() => document.querySelector('#chart-reward .js-plotly-plot')._fullLayout.yaxis.type === 'log'"
+    )
     assert "log=1" in page.url
     assert "outliers=0" in page.url
 
@@ -171,7 +176,7 @@ def test_axis_and_smoothing(linus: Watched, runs: dict[str, str]) -> None:
     assert any(trace.get("opacity") == 0.3 for trace in reward["data"])
     page.get_by_label("Axis").select_option("step")
     page.wait_for_function(
-        "document.querySelector('#chart-reward .js-plotly-plot')._fullLayout.xaxis.type === 'linear'"
+        "() => document.querySelector('#chart-reward .js-plotly-plot')._fullLayout.xaxis.type === 'linear'"
     )
     assert "axis" not in page.url
 
@@ -205,6 +210,11 @@ def test_a_picture_of_a_chart_is_saved(linus: Watched, runs: dict[str, str]) -> 
     path = waiting.value.path()
     assert waiting.value.suggested_filename == "Reward.png"
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_every_point_of_a_chart_is_downloaded(linus: Watched, runs: dict[str, str]) -> None:
+    page = linus.go(f"/runs/{runs['long']}/")
+    drawn(page, "reward")
     with page.expect_download() as waiting:
         page.locator("#chart-reward").get_by_role("link", name="CSV").click()
     assert len(waiting.value.path().read_text().splitlines()) >= 6001
