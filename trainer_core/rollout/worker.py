@@ -168,19 +168,21 @@ class RolloutWorker:
         threading.Thread(target=self._read, args=(from_worker,), name="rollout-reader", daemon=True).start()
 
     def get(self, timeout: float) -> RolloutSample | None:
-        """The next sample; None when none came within `timeout` seconds.
+        """The next sample; None when none came within `timeout` seconds, or after `stop`.
 
         Raises RolloutWorkerError as soon as the worker is dead, has failed, or has been silent for too long.
         """
         deadline = time.monotonic() + timeout
         with self._condition:
             while True:
+                if self._closed:
+                    return None
                 self._raise_if_gone()
                 if self._heap:
                     self._outbox.send(SampleTaken())
                     return heapq.heappop(self._heap).sample
                 left = deadline - time.monotonic()
-                if left <= 0 or self._closed:
+                if left <= 0:
                     return None
                 self._outbox.send(TrainerWaits())
                 self._condition.wait(min(left, WAIT_REPORT_S))
@@ -214,11 +216,11 @@ class RolloutWorker:
         self._outbox.close(0.1)
 
     def _raise_if_gone(self) -> None:
-        if self._failure is not None and not self._closed:
+        if self._failure is not None:
             raise self._failure
         silent = time.monotonic() - self._last_sign
         allowed = self._heartbeat_stale_after_s if self._started_up else max(STARTUP_S, self._heartbeat_stale_after_s)
-        if self._process is not None and silent > allowed and not self._closed:
+        if self._process is not None and silent > allowed:
             raise RolloutWorkerError(
                 f"the rollout worker (pid {self.pid}) has given no sign of life for {silent:.0f} s "
                 f"(heartbeat_stale_after_s is {self._heartbeat_stale_after_s:.0f}); it hangs"

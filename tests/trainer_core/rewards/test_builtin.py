@@ -16,6 +16,7 @@ import pytest
 
 from trainer_core import rewards
 from trainer_core.rewards import BUILTINS, HttpReward, SoftOverlongPunishment, check_columns, load_reward, reward_name
+from trainer_core.rewards.sandbox import SandboxedReward
 from trainer_core.spec import RewardSpec
 
 
@@ -76,8 +77,7 @@ def test_reasoning_gym_score_gives_the_tasks_own_credit() -> None:
     columns = {"reasoning_gym_task": ["products"] * 4, "reasoning_gym_entry": [json.dumps(entry)] * 4}
     scores = rewards.reasoning_gym_score([chat(text) for text in texts], **columns)
     assert scores[:2] == [1.0, 1.0]
-    assert scores[2] < 1
-    assert scores[3] < 1
+    assert all(score is not None and score < 1 for score in scores[2:])
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -105,7 +105,7 @@ def judge() -> Iterator[str]:
 
 
 def test_http_reward(judge: str) -> None:
-    call = {"prompts": [[], []], "completions": [chat("ab"), chat("c")], "completion_ids": [[1], [2]]}
+    call: dict[str, Any] = {"prompts": [[], []], "completions": [chat("ab"), chat("c")], "completion_ids": [[1], [2]]}
     assert HttpReward(judge)(**call) == [2.0, 1.0]
     assert rewards.http_reward(**call, reward_url=[judge, judge]) == [2.0, 1.0]
     assert HttpReward(f"{judge}/none")(**call) == [None, None]
@@ -149,6 +149,7 @@ def test_load_reward(tmp_path: Path) -> None:
         load_reward(RewardSpec(name="mine", version=1), tmp_path)
     (tmp_path / "mine-v2.py").write_text("def reward(completions): return [float(len(c)) for c in completions]\n")
     loaded = load_reward(RewardSpec(name="mine", version=2), tmp_path)
+    assert isinstance(loaded, SandboxedReward)
     assert reward_name(loaded) == "mine"
     assert loaded(completions=["a", "bcd"], prompts=["", ""]) == [1.0, 3.0]
     loaded.close()
