@@ -123,6 +123,10 @@ class Supervisor:
             return self.judge(self.trainer.returncode)
         except (CannotStart, leases.NoPort) as error:
             return Outcome(State.FAILED, str(error))
+        except OSError as error:
+            logger.exception("The supervisor could not go on")
+            reason = f"On the run's host: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
+            return Outcome(State.FAILED, failures.recognise(reason) or reason)
         except Ended as end:
             return end.outcome
 

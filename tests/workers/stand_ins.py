@@ -8,6 +8,7 @@ usage: python -m tests.workers.stand_ins server PORT BEHAVIOUR | trainer RUN_DIR
 
 from __future__ import annotations
 
+import errno
 import http.server
 import os
 import signal
@@ -32,6 +33,7 @@ def server(port: int, behaviour: str) -> None:
         sys.exit(1)
     engine = "from setproctitle import setproctitle as s; s('VLLM::EngineCore'); import time; time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", engine])
+    memory = _gpu_memory() if behaviour == "gpu" else None
     block = shared_memory.SharedMemory(create=True, size=4096)
     print("block", block.name, flush=True)
 
@@ -46,6 +48,7 @@ def server(port: int, behaviour: str) -> None:
     answers = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=answers.serve_forever, daemon=True).start()
     child.wait()
+    del memory
     answers.shutdown()
     answers.server_close()
     time.sleep(600)
@@ -59,11 +62,12 @@ def trainer(run_dir: Path, attempt_dir: Path, behaviour: str) -> None:
     print("trainer of", os.environ["OFFBEAT_ATTEMPT"], "with", sorted(os.environ), flush=True)
     if behaviour == "crash":
         raise ValueError("this trainer can't go on")
+    memory = _gpu_memory() if behaviour == "gpu" else None
     if behaviour == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spool.event(0, "info", "started", "The model is loaded.")
     step = 0
-    while behaviour == "forever" or behaviour == "hang" or step < 30:
+    while behaviour in ("forever", "hang", "gpu") or step < 30:
         step += 1
         spool.metrics(step, {"reward": step / 100, "loss": float("nan") if step == 7 else 1 / step})
         rollouts.rollout(step, {"group_id": f"g{step}", "row_index": step, "reward": 0.5, "turns": []})
@@ -79,8 +83,18 @@ def trainer(run_dir: Path, attempt_dir: Path, behaviour: str) -> None:
             spool.event(step, "info", "stopped", f"Stopped at step {step}.")
             return
         time.sleep(0.05)
+    del memory
     _save(run_dir, step, spool)
     spool.event(step, "info", "finished", "All steps are done.")
+
+
+def _gpu_memory() -> Any:
+    """A gibibyte of the one GPU that is visible; prints which one that is."""
+    import torch
+
+    assert torch.cuda.device_count() == 1
+    print(f"GPU-{torch.cuda.get_device_properties(0).uuid}", flush=True)
+    return torch.ones(2**28, device="cuda")
 
 
 def _save(run_dir: Path, step: int, spool: Any) -> None:
@@ -98,6 +112,10 @@ def _behaviour(spec: Any) -> str:
 def serve_stand_in(spec: Any, *, model_path: str, port: int, device: str) -> Any:
     from workers.serving import Command
 
+    if _behaviour(spec) == "full-disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file")
+    if _behaviour(spec) == "bug":
+        raise ZeroDivisionError("a mistake in the supervisor")
     return Command([sys.executable, "-m", "tests.workers.stand_ins", "server", str(port), _behaviour(spec)], {})
 
 

@@ -12,6 +12,9 @@ from tests.workers.conftest import HOST, Studio, wait_for
 from tests.workers.stand_ins import SENTENCE
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def claim(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """Claim the next run for this host and start its supervisor, as a worker does."""
@@ -119,6 +122,25 @@ def test_bad_input_costs_no_server(studio: Studio, make_run: Callable[..., Any],
     assert not (attempt.folder / "server-0.log").exists()
     wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 5)
     assert not attempt.leases.exists()
+
+
+@pytest.mark.parametrize(
+    "behaviour, sentence",
+    [
+        ("full-disk", "The disk is full: free some space"),
+        ("bug", "The supervisor met an error of its own; supervisor.log has it."),
+    ],
+)
+def test_trouble_of_the_supervisor_itself_gives_the_devices_back(
+    studio: Studio, make_run: Callable[..., Any], claim: Callable[[], Any], behaviour: str, sentence: str
+) -> None:
+    run = make_run(behaviour)
+    attempt = claim()
+    wait_for_state(run, "failed")
+    assert run.reason.startswith(sentence)
+    assert not attempt.leases.exists()
+    assert not attempt.ports.exists()
+    assert "Traceback" in (attempt.folder / "supervisor.log").read_text()
 
 
 def test_stop_and_save_then_resume(studio: Studio, make_run: Callable[..., Any], claim: Callable[[], Any]) -> None:

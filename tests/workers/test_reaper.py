@@ -15,6 +15,9 @@ from tests.workers.conftest import HOST, Studio, wait_for
 from tests.workers.test_lifecycle import wait_for_end, wait_for_state
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def claimed(studio: Studio, make_run: Callable[..., Any]) -> Any:
     """An attempt of this host that was claimed; nothing runs yet."""
