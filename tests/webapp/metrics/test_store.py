@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Callable
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trainer_core.spool import Spool
 from webapp.metrics.lines import MAX_LINE_BYTES
 from webapp.metrics.models import Block, PointKind, Series
 from webapp.metrics.store import BLOCK_POINTS, WrongOffset, ship_spool
+from webapp.rollouts.store import ship_rollouts
 from webapp.runs.models import Attempt, Event, Run
 
 
@@ -252,3 +256,33 @@ def test_queries_do_not_grow_with_points(
         spool.metrics(step, {f"m/{index}": 1.0 for index in range(60)} | {"reward": 1.0})
     with django_assert_max_num_queries(14):
         ship()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+records = st.fixed_dictionaries(
+    {},
+    optional={
+        "v": st.just(1) | json_values, "kind": st.sampled_from(["metrics", "event", "rollout"]) | json_values,
+        "t": st.just(1.7e9) | json_values, "step": st.integers(-5, 5) | json_values,
+        "values": st.dictionaries(st.text(max_size=260), st.floats() | json_values, max_size=3) | json_values,
+        "level": st.sampled_from(["info", "error"]) | json_values, "name": st.just("checkpoint") | json_values,
+        "text": st.just("x") | json_values, "data": st.just({"kind": "full", "size_bytes": 3}) | json_values,
+        "rollout": st.just({"group_id": "g", "row_index": 1, "reward": 0.5}) | json_values,
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(records, max_size=5), raw=st.binary(max_size=30))
+def test_nothing_that_a_file_holds_stops_shipping(run: Run, lines: list[object], raw: bytes) -> None:
+    """Whatever is in the way, the good line behind it arrives, and the offset moves on."""
+    attempt = Attempt.objects.create(run=run, number=Attempt.objects.count() + 1)
+    good = orjson.dumps({"v": 1, "kind": "metrics", "t": 1.0, "step": 7, "values": {"arrived": 1.0}}) + b"\n"
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines) + raw + b"\n" + good
+    assert ship_spool(attempt, 0, data) == len(data)
+    assert (7, 1.0) in stored("arrived", attempt)
+    assert ship_rollouts(attempt, 0, data) == len(data)
