@@ -11,7 +11,6 @@ import pytest
 from tests.workers.conftest import HOST, Studio, wait_for
 from tests.workers.stand_ins import SENTENCE
 
-
 pytestmark = pytest.mark.slow
 
 

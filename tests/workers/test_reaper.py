@@ -14,7 +14,6 @@ import pytest
 from tests.workers.conftest import HOST, Studio, wait_for
 from tests.workers.test_lifecycle import wait_for_end, wait_for_state
 
-
 pytestmark = pytest.mark.slow
 
 
