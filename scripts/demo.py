@@ -68,6 +68,9 @@ def main() -> int:
         except (Failed, httpx.HTTPError, TimeoutError) as error:
             print(f"make demo failed: {error}\nEnd of the studio's log:\n{tail(log)}", file=sys.stderr, flush=True)
             return 1
+        except KeyboardInterrupt:
+            print("Interrupted; stopping what was started.", file=sys.stderr, flush=True)
+            return 130
         finally:
             studio.send_signal(signal.SIGINT)
             try:

@@ -19,18 +19,18 @@ def sample_spec() -> RunSpec:
                 "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
             },
             "rewards": [{"name": "last_number_match"}],
-            "rollout": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.0},
+            "rollout": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.0, "max_staleness": 2},
             "training": {
                 "max_steps": 40,
                 "learning_rate": 2e-4,
-                "per_device_train_batch_size": 8,
-                "gradient_accumulation_steps": 8,
+                "per_device_train_batch_size": 64,
+                "gradient_accumulation_steps": 1,
                 "adam_beta2": 0.99,
-                "bf16": False,
+                "bf16": True,
                 "gradient_checkpointing": False,
             },
             "lora": {"enabled": True, "r": 16, "alpha": 32},
-            "server": {"max_model_len": 256, "dtype": "float32"},
+            "server": {"max_model_len": 256, "dtype": "bfloat16"},
             "checkpoints": {"save_steps": 20},
         }
     )
