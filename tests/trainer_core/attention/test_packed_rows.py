@@ -116,10 +116,8 @@ def test_gradients_are_the_sum_of_those_alone(
     targets = np.zeros(trie.tokens, np.int64)
     for sequence, place in zip(batch, places, strict=True):
         targets[place] = sequence[1:]
-    nothing = torch.zeros(0, 0, dtype=torch.long)
-    request = ScoreRequest(
-        torch.from_numpy(targets), nothing, nothing[:, 0] if nothing.shape[1] else nothing.reshape(0), 1.0
-    )
+    empty = torch.zeros(0, dtype=torch.long)
+    request = ScoreRequest(torch.from_numpy(targets), empty.reshape(0, 0), empty, 1.0)
     scores = score_row(model, layout, torch.arange(trie.tokens), request, "sdpa")
     loss = sum(
         (scores.log_probs[torch.from_numpy(place)] * weight).sum()
@@ -213,3 +211,43 @@ def test_generating_without_a_layout_says_what_to_do() -> None:
     model.set_attn_implementation(IMPLEMENTATION)
     with pytest.raises(ValueError, match="needs the argument tree_layout"):
         model(torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities and gradients of a row with many blocks, in full float32."""
+    monkeypatch.setattr(layout_module, "QUERY_BLOCK", 16)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = tiny(kind).cuda().train()
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCABULARY, 20).tolist() for _ in range(3)]
+    batch = [prompts[index % 3] + rng.integers(0, VOCABULARY, 25).tolist() for index in range(12)]
+    model.set_attn_implementation("eager")
+    expected = []
+    for sequence in batch:
+        tokens = torch.tensor([sequence], device="cuda")
+        log_p = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+        log_p.sum().backward()
+        expected.append(log_p.detach().cpu().numpy())
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.set_attn_implementation(IMPLEMENTATION)
+    for found, wanted in zip(packed_log_probs(model, batch), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=0)
+
+    model.zero_grad()
+    trie = PrefixTrie()
+    keys = [edge_keys(np.array(sequence)) for sequence in batch]
+    for key in keys:
+        trie.insert(key)
+    layout, positions = trie.layout()
+    places = np.concatenate([positions.of(key) for key in keys])
+    targets = np.zeros(trie.tokens, np.int64)
+    targets[places] = np.concatenate([sequence[1:] for sequence in batch])
+    empty = torch.zeros(0, dtype=torch.long, device="cuda")
+    request = ScoreRequest(torch.from_numpy(targets).cuda(), empty.reshape(0, 0), empty, 1.0)
+    scores = score_row(model, layout, torch.arange(trie.tokens, device="cuda"), request, "sdpa")
+    scores.log_probs[torch.from_numpy(places).cuda()].sum().backward()
+    for name, parameter in model.named_parameters():
+        scale = float(gradients[name].abs().max()) + 1e-6
+        torch.testing.assert_close(parameter.grad / scale, gradients[name] / scale, atol=5e-5, rtol=0)
