@@ -27,28 +27,35 @@ def early_letters(prompts, completions, **columns):
 
 
 @pytest.fixture
-def run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -> Any:
-    """A run that goes on for ever and saves each second step, with a reward function written in the studio."""
+def launch_run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -> Callable[..., Any]:
+    """Queues a run of `prompts` prompts that saves each second step, with a reward function written in the studio.
+
+    A step trains on two whole groups of two.
+    """
     from webapp.accounts.models import User
     from webapp.rewards.models import RewardFunction, RewardVersion
 
     owner = User.objects.get(username="ann")
     function = RewardFunction.objects.create(name="early_letters", owner=owner)
     RewardVersion.objects.create(function=function, number=1, source=SOURCE, created_by=owner)
-    prompts = studio.home / "many.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"Say {number}."}) + "\n" for number in range(500)))
-    return make_run(
-        "real", model={"path": str(tiny_model)}, data={"source": str(prompts)},
-        rewards=[{"name": "early_letters", "version": 1}],
-        rollout={"num_generations": 2, "max_completion_length": 12, "max_staleness": 2},
-        training={
-            "max_steps": 100_000, "learning_rate": 1e-4, "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 2, "bf16": False, "gradient_checkpointing": False,
-        },
-        lora={"r": 4, "alpha": 8},
-        server={"max_model_len": 256, "dtype": "float32", "kv_cache_gib": 0.0625, "max_num_seqs": 16},
-        checkpoints={"save_steps": 2, "save_total_limit": 3},
-    )  # fmt: skip
+
+    def launch(prompts: int, max_steps: int) -> Any:
+        source = studio.home / "prompts.jsonl"
+        source.write_text("".join(json.dumps({"prompt": f"Say {number}."}) + "\n" for number in range(prompts)))
+        return make_run(
+            "real", model={"path": str(tiny_model)}, data={"source": str(source)},
+            rewards=[{"name": "early_letters", "version": 1}],
+            rollout={"num_generations": 2, "max_completion_length": 12, "max_staleness": 2},
+            training={
+                "max_steps": max_steps, "learning_rate": 1e-4, "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 2, "bf16": False, "gradient_checkpointing": False,
+            },
+            lora={"r": 4, "alpha": 8},
+            server={"max_model_len": 256, "dtype": "float32", "kv_cache_gib": 0.0625, "max_num_seqs": 16},
+            checkpoints={"save_steps": 2, "save_total_limit": 3},
+        )  # fmt: skip
+
+    return launch
 
 
 def step_of(run: Any) -> int:
@@ -114,9 +121,42 @@ def kill_and_see_restart(studio: Studio, run: Any, victim: psutil.Process) -> No
     assert trainer.is_running()
 
 
-def test_kills_of_real_parts(studio: Studio, run: Any) -> None:
+def test_a_killed_and_resumed_run_does_each_prompt_of_the_epoch_once(
+    studio: Studio, launch_run: Callable[..., Any]
+) -> None:
+    """As many steps as the epoch has pairs of prompts: a repeated prompt would leave another one out."""
+    from trainer_core.rollout.state import RolloutState
+    from webapp.runs.lifecycle import resume
+
+    prompts = 28
+    run = launch_run(prompts, max_steps=prompts // 2)
+    studio.start_worker("workers.tasks")
+    studio.start_beat("workers.tasks")
+    wait_for_steps(run, 5)
+    attempt = run.current_attempt
+    studio.program(attempt, "trainer_core.launch --spec").kill()
+    wait_for_state(run, "failed", seconds=TRUTH_S)
+    state_file = run.checkpoints.order_by("-step").first().folder / "rollout_state.json"
+    saved = RolloutState.from_json(state_file.read_text())
+    assert 0 < saved.prompts_done() < prompts
+
+    resume(run, None)
+    wait_for_state(run, "completed", seconds=START_S)
+    last = run.checkpoints.order_by("-attempt__number", "-step").first()
+    state = RolloutState.from_json((last.folder / "rollout_state.json").read_text())
+    assert last.step == prompts // 2
+    assert state.done(0) > saved.done(0)
+    assert state.done(0) == set(range(prompts))
+    # Groups whose rewards are equal are dropped and count as done, so the next epoch may have begun; nothing else may.
+    dropped = state.prompts_done() - prompts
+    assert len(state.done(1)) == dropped
+    assert dropped < prompts // 4
+
+
+def test_kills_of_real_parts(studio: Studio, launch_run: Callable[..., Any]) -> None:
     from webapp.runs.lifecycle import resume, stop
 
+    run = launch_run(500, max_steps=100_000)
     worker = studio.start_worker("workers.tasks")
     studio.start_beat("workers.tasks")
     wait_for_steps(run, 3)
