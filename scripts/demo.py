@@ -107,7 +107,8 @@ def demo(
     folder.mkdir(parents=True, exist_ok=True)
     adapter = download_adapter(api, run["id"], folder)
     timings = {name: curve(api, run["id"], name) for name in TIMINGS}
-    (folder / "curve.json").write_text(json.dumps({"seed": spec.training.seed, "reward": rewards, **timings}))
+    facts = {"seed": spec.training.seed, "first_step_s": first_step_s, "run_s": ran_s}
+    (folder / "curve.json").write_text(json.dumps({**facts, "reward": rewards, **timings}))
     text = generate(Path(environment["OFFBEAT_MODELS"]) / "smollm2-135m-instruct", adapter)
     print(f"The adapter, loaded with peft, answers 'What is 6 times 7?'-style prompts: {text!r}", flush=True)
     if last < REWARD_GOAL or last - first < GAIN_GOAL:

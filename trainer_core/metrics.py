@@ -67,12 +67,12 @@ METRICS: tuple[Metric, ...] = (
         sampling/step0_max_abs_diff | nats | max | Largest log-probability difference to the server before any update.
     """),
     *_rows("rewards", """
-        reward | | mean | Mean weighted reward of the samples trained on in the step.
+        reward | | mean | Mean weighted reward of all scored rollouts: how good the policy is. Dropped groups count.
         reward_std | | mean | Mean standard deviation of rewards inside a group.
         rewards/<function> | | mean | Mean of one reward function over scored rollouts.
         rewards/<function>/error_total | | sum | Scoring calls of this function that raised or returned nonsense.
         rewards/<function>/timeout_total | | sum | Scoring calls of this function that ran into the deadline.
-        rewards/scored_mean | | mean | Mean weighted reward of all scored rollouts, dropped groups included.
+        rewards/trained_mean | | mean | Mean weighted reward of the samples trained on, which lack groups of equal rewards.
         frac_reward_zero_std | | ratio | Share of scored groups whose rewards are all equal; they teach nothing.
         eval/reward | | mean | Mean reward on the evaluation set.
         eval/pass@1 | | mean | Share of evaluation rollouts with a positive reward.

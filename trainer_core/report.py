@@ -82,7 +82,7 @@ class StepReport:
         by_group: dict[str, dict[str, float]] = defaultdict(dict)
         for sample in samples:
             by_group[sample.group_id][sample.rollout_id] = sample.reward
-            self.add("reward", sample.reward)
+            self.add("rewards/trained_mean", sample.reward)
             self.add("sample/forwarded_tokens_mean", len(sample.input_ids))
             self.add("sample/forwarded_tokens_max", len(sample.input_ids))
             self.add("sample/trained_tokens_mean", float(np.sum(sample.completion_mask)))

@@ -61,7 +61,7 @@ def launch_run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -
 def step_of(run: Any) -> int:
     from webapp.metrics.models import Series
 
-    series = Series.objects.filter(attempt=run.current_attempt, name="reward").first()
+    series = Series.objects.filter(attempt=run.current_attempt, name="loss").first()
     return series.last_step if series and series.last_step is not None else 0
 
 

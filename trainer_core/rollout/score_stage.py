@@ -112,7 +112,7 @@ class ScoreStage:
                 text = f"Reward {score.function} failed on a group: {score.text}"
                 monitor.event_once("warning", "reward_error", text, traceback=score.traceback, function=score.function)
         for value in known:
-            metrics.add("rewards/scored_mean", float(value))
+            metrics.add("reward", float(value))
         if len(known) >= 2:
             metrics.add("reward_std", float(np.std(known)))
             metrics.add("frac_reward_zero_std", (float(dropped == "zero_variance"), 1.0))

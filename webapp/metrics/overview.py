@@ -23,8 +23,8 @@ class Chart:
 
 
 CHARTS = (
-    Chart("reward", "Reward", "line", ("reward", "rewards/scored_mean"),
-          "Mean reward of the samples trained on, and of all scored rollouts: the latter includes groups that teach nothing."),
+    Chart("reward", "Reward", "line", ("reward", "rewards/trained_mean"),
+          "Of all scored rollouts: how good the policy is. Of those trained on: groups of equal rewards are missing there."),
     Chart("waits", "Who waits for whom", "mirror", ("perf/rollout_wait_s", "rollout/backpressure_s"),
           "Up: the trainer waits for samples (generation-bound). Down: generation is held back (trainer-bound)."),
     Chart("queue", "Samples in the queue", "line", ("sample/rollout_queue_size",),

@@ -223,8 +223,8 @@ def _write_summary(attempt: Attempt, parsed: Parsed) -> None:
     for key, name in SUMMARY.items():
         if name in parsed.columns:
             _note(summary, key, parsed.columns[name].values[-1])
-    if reward := parsed.columns.get("reward"):  # an optimizer step; other lines may come between two of them
-        summary["step"] = parsed.steps[reward.lines[-1]]
+    if loss := parsed.columns.get("loss"):  # an optimizer step; other lines may come between two of them
+        summary["step"] = parsed.steps[loss.lines[-1]]
     else:
         summary.setdefault("step", parsed.steps[-1])
     Run.objects.filter(pk=run.pk).update(summary=summary)

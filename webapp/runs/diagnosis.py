@@ -78,7 +78,7 @@ def diagnose(facts: Facts) -> Diagnosis:
     """The first verdict that holds, gravest first."""
     if facts.state in (State.DRAFT, State.QUEUED):
         return Diagnosis("waiting", facts.reason or "Not started yet.")
-    steps = facts.recent.get("reward", ())
+    steps = facts.recent.get("loss", ())
     if not steps:
         if facts.state in (State.STARTING, State.RUNNING):
             text = "Starting: no optimizer step yet. The server loads the model first, then the first rollouts are generated."

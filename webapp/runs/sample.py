@@ -19,7 +19,7 @@ def sample_spec() -> RunSpec:
                 "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
             },
             "rewards": [{"name": "last_number_match"}],
-            "rollout": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.0, "max_staleness": 2},
+            "rollout": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.0, "max_staleness": 1},
             "training": {
                 "max_steps": 40,
                 "learning_rate": 2e-4,

@@ -65,7 +65,7 @@ def test_a_step_trains_pushes_releases_and_reports(make_trainer: MakeTrainer) ->
     undeclared = [name for name in values if describe(name) is None]
     assert not undeclared
     samples = groups(2)
-    assert values["reward"] == pytest.approx(sum(sample.reward for sample in samples) / 8)
+    assert values["rewards/trained_mean"] == pytest.approx(sum(sample.reward for sample in samples) / 8)
     assert values["batch/trained_tokens_per_step"] == sum(sample.completion_mask.sum() for sample in samples)
     assert values["sample/forwarded_tokens_mean"] == sum(len(sample.input_ids) for sample in samples) / 8
     assert values["epoch"] == pytest.approx(2 / 100)

@@ -46,7 +46,7 @@ def facts(state: str = "running", silent_s: float = 5.0, **recent: Any) -> Facts
         (Facts("starting"), "starting", "no optimizer step yet"),
         (Facts("running"), "starting", "no optimizer step yet"),
         (Facts("failed", "Out of memory."), "unknown", "Out of memory."),
-        (Facts("running", recent={"reward": [1.0]}), "unknown", "Not enough"),
+        (Facts("running", recent={"loss": [1.0]}), "unknown", "Not enough"),
     ],
 )
 def test_verdicts(given: Facts, verdict: str, words: str) -> None:
