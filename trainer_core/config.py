@@ -53,6 +53,7 @@ class AsyncGRPOConfig(TrainingArguments):
     repetition_penalty: float = _option(1.0, "1 turns it off.")
     chat_template_kwargs: dict[str, Any] | str | None = _option(None, "Extra arguments of the chat template.")
     max_tool_calling_iterations: int | None = _option(None, "Tool turns of a rollout; None: no limit.")
+    tool_timeout: float = _option(60.0, "Seconds one call of a tool or an environment may take.")
     fork_threshold_tokens: int = _option(1024, "A smaller re-tokenisation drift realigns, a larger one forks.")
 
     # The server
@@ -141,7 +142,7 @@ class AsyncGRPOConfig(TrainingArguments):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {lowest}")
         above_zero = (
             "temperature", "repetition_penalty", "vllm_server_timeout", "request_timeout", "weight_sync_timeout", "epsilon",
-            "epsilon_high", "heartbeat_stale_after_s", "reward_timeout",
+            "epsilon_high", "heartbeat_stale_after_s", "reward_timeout", "tool_timeout",
         )  # fmt: skip
         for name in above_zero:
             if getattr(self, name) <= 0:

@@ -16,10 +16,13 @@ RESERVED = ("reset", "get_reward", "close")
 
 
 class EnvironmentPool:
-    """Environments are made when needed and used again after a `reset`; one whose rollout failed is thrown away."""
+    """Environments are made when needed and used again after a `reset`; one whose rollout failed is thrown away.
 
-    def __init__(self, factory: Callable[[], Any], executor: Executor, metrics: Metrics) -> None:
-        self._factory, self._executor, self._metrics = factory, executor, metrics
+    A call may take `timeout` seconds; a slower one raises RuntimeError, which fails the rollout.
+    """
+
+    def __init__(self, factory: Callable[[], Any], executor: Executor, metrics: Metrics, timeout: float) -> None:
+        self._factory, self._executor, self._metrics, self._timeout = factory, executor, metrics, timeout
         self._idle: list[Any] = []
 
     @asynccontextmanager
@@ -45,9 +48,17 @@ class EnvironmentPool:
         return None if reward is None else float(reward)
 
     async def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(**arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(**arguments))
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout) as deadline:
+                if inspect.iscoroutinefunction(function):
+                    return await function(**arguments)
+                return await loop.run_in_executor(self._executor, lambda: function(**arguments))
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise  # the environment's own
+            name = getattr(function, "__qualname__", type(function).__name__)
+            raise RuntimeError(f"{name} took longer than tool_timeout ({self._timeout:g} s)") from error
 
 
 def environment_tools(environment: Any) -> dict[str, Tool]:

@@ -10,9 +10,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,9 +20,10 @@ import numpy as np
 
 from trainer_core.rollout import scoring
 from trainer_core.rollout.answers import GenerationError
+from trainer_core.rollout.chat import Chat
 from trainer_core.rollout.client import Policy, Sampling, ServerUnavailable, VLLMClient
 from trainer_core.rollout.concurrency import ConcurrencyController
-from trainer_core.rollout.environments import EnvironmentPool, environment_tools
+from trainer_core.rollout.environments import EnvironmentPool
 from trainer_core.rollout.link import Outbox, SampleTaken, TrainerWaits
 from trainer_core.rollout.messages import (
     GroupConsumed,
@@ -41,12 +40,9 @@ from trainer_core.rollout.score_stage import ScoreStage
 from trainer_core.rollout.slots import Slots
 from trainer_core.rollout.staleness import StalenessAdmission
 from trainer_core.rollout.state import RolloutState
-from trainer_core.rollout.tools import Tool, assistant_message, parse_tool_calls, run_tool_calls, tool_table
-from trainer_core.rollout.types import Message, Rollout, RolloutGroup
-
-
-class PromptTooLong(GenerationError):
-    """The prompt leaves no room for a completion in the server's context."""
+from trainer_core.rollout.tools import Tool, ToolThreads, tool_table
+from trainer_core.rollout.turns import PromptTooLong, messages_of, rollout_tools, take_turns
+from trainer_core.rollout.types import Rollout, RolloutGroup
 
 
 class RolloutFailure(RuntimeError):
@@ -82,10 +78,11 @@ class AsyncRolloutLoop:
         self.outbox = given.outbox
         self.monitor = Monitor(self)
         self.metrics = self.monitor.metrics
-        self.executor = ThreadPoolExecutor(config.max_concurrent_rollouts, thread_name_prefix="tool")
+        self.chat = Chat(given.tokenizer, config.chat_template_kwargs)
+        self.executor = ToolThreads()
         self.tools = tool_table(given.tools)
         self.environments = (
-            EnvironmentPool(given.environment_factory, self.executor, self.metrics)
+            EnvironmentPool(given.environment_factory, self.executor, self.metrics, config.tool_timeout)
             if given.environment_factory
             else None
         )
@@ -127,30 +124,9 @@ class AsyncRolloutLoop:
         Raises GenerationError when it cannot be finished; the rollout then counts as failed.
         """
         policy = self.policy  # a rollout keeps the policy it started with
-        rollout = Rollout(uuid.uuid4().hex, _messages(row["prompt"]), [], [], started_at=time.time())
-        async with self._environment(row, rollout) as tools:
-            left, tool_turns = self.config.max_completion_length, 0
-            while True:
-                prompt_ids = self.encode(row["prompt"], rollout, tools)
-                max_tokens = self._room(len(prompt_ids), left, first=not rollout.turns)
-                if max_tokens < 1:
-                    rollout.turns[-1].finish_reason = "length"
-                    break
-                turn = await self.client.complete(policy, prompt_ids, max_tokens)
-                rollout.turns.append(turn)
-                left -= len(turn.output_ids)
-                text = self.tokenizer.decode(turn.output_ids, skip_special_tokens=True)
-                text, calls = parse_tool_calls(text) if tools else (text, [])
-                rollout.completion.append(assistant_message(text, calls))
-                exhausted = bool(calls) and tool_turns == self.config.max_tool_calling_iterations
-                if not calls or exhausted or turn.finish_reason == "length" or left < 1:
-                    break
-                rollout.completion += await run_tool_calls(calls, tools, self.executor, self.metrics)
-                tool_turns += 1
-                rollout.metrics["tool_calls"] = rollout.metrics.get("tool_calls", 0.0) + len(calls)
-            if tools:
-                self.metrics.add("tools/call_frequency", rollout.metrics.get("tool_calls", 0.0))
-                self.metrics.add("tools/loop_exhausted_frac", (float(exhausted), 1.0))
+        rollout = Rollout(uuid.uuid4().hex, messages_of(row["prompt"]), [], [], started_at=time.time())
+        async with rollout_tools(self, row, rollout) as tools:
+            await take_turns(self, policy, rollout, row["prompt"], tools)
         rollout.finished_at = time.time()
         return rollout
 
@@ -201,7 +177,6 @@ class AsyncRolloutLoop:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.executor.shutdown(wait=False, cancel_futures=True)
             await self.client.close()
 
     async def _generate(self) -> None:
@@ -332,43 +307,6 @@ class AsyncRolloutLoop:
                 current, self._dispatched_in_epoch = epoch, 0
             yield epoch, row_index
 
-    def encode(self, prompt: list[Message] | str, rollout: Rollout, tools: dict[str, Tool]) -> list[int]:
-        """Token ids of the next turn's prompt: the whole conversation through the chat template, or plain text."""
-        if isinstance(prompt, str) and not rollout.completion and not tools:
-            return self.tokenizer.encode(prompt)
-        return self.tokenizer.apply_chat_template(
-            rollout.prompt + rollout.completion,
-            tools=list(tools.values()) or None,
-            add_generation_prompt=True,
-            return_dict=False,
-            **(self.config.chat_template_kwargs or {}),
-        )
-
-    def _room(self, prompt_tokens: int, left: int, *, first: bool) -> int:
-        """Tokens the next turn may generate. Raises PromptTooLong on a first turn without room."""
-        context = self.client.max_model_len
-        if first and prompt_tokens >= context:
-            raise PromptTooLong(
-                f"a prompt of {prompt_tokens} tokens does not fit the server's context of {context}; it was skipped"
-            )
-        if first and prompt_tokens + left > context:
-            self.metrics.add("rollout/clipped_prompts_total", 1.0)
-        return min(left, context - prompt_tokens)
-
-    @asynccontextmanager
-    async def _environment(self, row: dict[str, Any], rollout: Rollout) -> AsyncIterator[dict[str, Tool]]:
-        """The tools of a rollout: those given, and those of its environment, which is reset before and scored after."""
-        if self.environments is None:
-            yield self.tools
-            return
-        async with self.environments.lease() as environment:
-            observation = await self.environments.reset(environment, row)
-            if observation:
-                last = rollout.prompt[-1]
-                rollout.prompt[-1] = {**last, "content": f"{last['content']}\n\n{observation}"}
-            yield {**self.tools, **environment_tools(environment)}
-            rollout.reward = await self.environments.reward(environment)
-
     def drop_group(self, group_id: str, row_index: int, epoch: int, reason: Any) -> None:
         """The group gives no samples: its slot is free, its prompt counts as done."""
         self.open_groups.discard(group_id)
@@ -410,7 +348,3 @@ class AsyncRolloutLoop:
                 "top_k, top_p or min_p restricts the sampler to a part of the vocabulary, while the trainer normalises over "
                 "all of it, so the ratio to the sampler is biased; leave them at 0, 1 and None for an exact one.",
             )
-
-
-def _messages(prompt: list[Message] | str) -> list[Message]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]

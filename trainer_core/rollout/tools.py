@@ -1,7 +1,8 @@
 """Tools: the model calls them by name, the results go back as messages.
 
-Sync tools run in a thread pool, async ones are awaited. The calls of one assistant turn run in the order the model made
-them. Whatever goes wrong (an unknown name, arguments that are no JSON object, an exception) is told to the model and counted.
+Sync tools run in threads, async ones are awaited. The calls of one assistant turn run in the order the model made them.
+Whatever goes wrong (an unknown name, arguments that are no JSON object, an exception, a call that does not end) is told to the
+model and counted.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from concurrent.futures import Executor, Future
 from typing import Any, Protocol
 
+from trainer_core.rollout.tool_calls import ToolCall
 from trainer_core.rollout.types import Message
 
 Tool = Callable[..., Any]
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class Metrics(Protocol):
@@ -28,13 +28,29 @@ class Metrics(Protocol):
     def add(self, name: str, value: float | tuple[float, float]) -> None: ...
 
 
-@dataclass(frozen=True)
-class ToolCall:
-    """A call the model made. `arguments` is None when they could not be read; `raw` is the model's own text."""
+class ToolThreads(Executor):
+    """A thread for each call. A rollout makes one call at a time, so there are at most as many as rollouts in flight.
 
-    name: str
-    arguments: dict[str, Any] | None
-    raw: str
+    A pool of fixed size would be used up by calls that never end; here they only keep their own thread, which does not keep
+    the process from exiting.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            # whatever a tool raises belongs to the one who waits for it
+            except BaseException as error:  # noqa: BLE001
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="tool", daemon=True).start()
+        return future
 
 
 def tool_table(tools: Sequence[Tool]) -> dict[str, Tool]:
@@ -50,28 +66,6 @@ def tool_table(tools: Sequence[Tool]) -> dict[str, Tool]:
     return table
 
 
-def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """The text outside of calls, and the calls: JSON objects with `name` and `arguments` in <tool_call> tags."""
-    calls = [_parse_call(match[1].strip()) for match in _CALL.finditer(text)]
-    return (_CALL.sub("", text).strip() if calls else text), calls
-
-
-def _parse_call(raw: str) -> ToolCall:
-    try:
-        call = json.loads(raw)
-    except json.JSONDecodeError:
-        return ToolCall("", None, raw)
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return ToolCall("", None, raw)
-    arguments = call.get("arguments", {})
-    if isinstance(arguments, str):  # some models quote the object once more
-        try:
-            arguments = json.loads(arguments)
-        except json.JSONDecodeError:
-            arguments = None
-    return ToolCall(call["name"], arguments if isinstance(arguments, dict) else None, raw)
-
-
 def assistant_message(text: str, calls: Sequence[ToolCall]) -> Message:
     """The assistant's message in the form that chat templates know."""
     if not calls:
@@ -84,14 +78,16 @@ def assistant_message(text: str, calls: Sequence[ToolCall]) -> Message:
 
 
 async def run_tool_calls(
-    calls: Sequence[ToolCall], table: Mapping[str, Tool], executor: Executor, metrics: Metrics
+    calls: Sequence[ToolCall], table: Mapping[str, Tool], executor: Executor, metrics: Metrics, timeout: float
 ) -> list[Message]:
-    """One tool message for each call, in order."""
+    """One tool message for each call, in order. A call may take `timeout` seconds."""
     metrics.add("tools/parallel_calls_mean", float(len(calls)))
-    return [await _run_call(call, table, executor, metrics) for call in calls]
+    return [await _run_call(call, table, executor, metrics, timeout) for call in calls]
 
 
-async def _run_call(call: ToolCall, table: Mapping[str, Tool], executor: Executor, metrics: Metrics) -> Message:
+async def _run_call(
+    call: ToolCall, table: Mapping[str, Tool], executor: Executor, metrics: Metrics, timeout: float
+) -> Message:
     tool = table.get(call.name)
     if tool is None or call.arguments is None:
         if call.name and tool is None:
@@ -104,10 +100,13 @@ async def _run_call(call: ToolCall, table: Mapping[str, Tool], executor: Executo
     metrics.add(f"tools/{call.name}/call_total", 1.0)
     started = time.perf_counter()
     try:
-        content, failed = _as_text(await _invoke(tool, call.arguments, executor)), False
+        async with asyncio.timeout(timeout) as deadline:
+            content, failed = _as_text(await _invoke(tool, call.arguments, executor)), False
     # a tool's exception is an answer to the model, not a fault of the run
     except Exception as error:  # noqa: BLE001
-        content, failed = f"Error: {type(error).__name__}: {error}", True
+        late = deadline.expired() and isinstance(error, TimeoutError)
+        problem = f"the call took longer than {timeout:g} s" if late else f"{type(error).__name__}: {error}"
+        content, failed = f"Error: {problem}", True
     elapsed = time.perf_counter() - started
     metrics.add("tools/failure_frequency", (float(failed), 1.0))
     metrics.add(f"tools/{call.name}/failure_total", float(failed))

@@ -13,7 +13,7 @@ import pytest
 from trainer_core.metrics import MetricBuffer, describe
 from trainer_core.rollout.environments import EnvironmentPool, environment_tools
 from trainer_core.rollout.monitor import MetricValues
-from trainer_core.rollout.tools import ToolCall, assistant_message, parse_tool_calls, run_tool_calls, tool_table
+from trainer_core.rollout.tools import ToolCall, ToolThreads, assistant_message, run_tool_calls, tool_table
 
 ORDER: list[int] = []
 
@@ -36,27 +36,13 @@ def broken() -> str:
 def run(*calls: ToolCall) -> tuple[list[dict[str, Any]], dict[str, float]]:
     metrics = MetricValues()
     with ThreadPoolExecutor(2) as executor:
-        messages = asyncio.run(run_tool_calls(calls, tool_table([slow, quick, broken]), executor, metrics))
+        messages = asyncio.run(run_tool_calls(calls, tool_table([slow, quick, broken]), executor, metrics, 5.0))
     buffer = MetricBuffer()
     for name, values in metrics.take().items():
         assert describe(name) is not None
         for value in values:
             buffer.add(name, value)
     return messages, buffer.flush()
-
-
-def test_parse() -> None:
-    text = 'Let me see.\n<tool_call>\n{"name": "slow", "arguments": {"number": 1}}\n</tool_call>\n<tool_call>{"name": "quick"}'
-    content, calls = parse_tool_calls(text)
-    assert content == "Let me see."
-    assert [(call.name, call.arguments) for call in calls] == [("slow", {"number": 1}), ("quick", {})]
-    assert parse_tool_calls(" no call ") == (" no call ", [])
-    assert parse_tool_calls('<tool_call>{"name": "f", "arguments": "{\\"a\\": 2}"}</tool_call>')[1][0].arguments == {
-        "a": 2
-    }
-    for bad in ("<tool_call>nonsense</tool_call>", "<tool_call>[1]</tool_call>", '<tool_call>{"name": 3}</tool_call>'):
-        assert parse_tool_calls(bad)[1][0].arguments is None
-    assert parse_tool_calls('<tool_call>{"name": "f", "arguments": [1]}</tool_call>')[1][0].arguments is None
 
 
 def test_calls_run_in_the_models_order() -> None:
@@ -88,6 +74,46 @@ def test_failures_are_fed_back_and_counted() -> None:
     assert metrics["tools/unknown_name_total"] == 1
     assert metrics["tools/failure_frequency"] == 1
     assert metrics["tools/broken/failure_total"] == 1
+
+
+def never() -> str:
+    time.sleep(1000)
+    return "never"
+
+
+async def never_async() -> None:
+    await asyncio.sleep(1000)
+
+
+def test_calls_that_do_not_end_are_given_up_and_hold_up_nobody() -> None:
+    """More of them than a pool would have threads; the tool that works is asked at the same time."""
+    metrics = MetricValues()
+    table = tool_table([never, never_async, slow])
+
+    async def rollouts() -> list[list[dict[str, Any]]]:
+        calls = [[ToolCall("never", {}, "")]] * 6 + [
+            [ToolCall("never_async", {}, "")],
+            [ToolCall("slow", {"number": 1}, "")],
+        ]
+        return await asyncio.gather(*(run_tool_calls(call, table, ToolThreads(), metrics, 0.5) for call in calls))
+
+    started = time.monotonic()
+    answers = [messages[0]["content"] for messages in asyncio.run(rollouts())]
+    assert time.monotonic() - started < 3
+    assert answers == ["Error: the call took longer than 0.5 s"] * 7 + ["slow 1"]
+    values = metrics.take()
+    assert sum(values["tools/never/failure_total"]) == 6  # type: ignore[arg-type]
+    assert values["tools/slow/failure_total"] == [0.0]
+
+
+def own_timeout() -> None:
+    raise TimeoutError("the host did not answer")
+
+
+def test_a_tools_own_timeout_is_told_as_its_own() -> None:
+    metrics = MetricValues()
+    call = run_tool_calls([ToolCall("own_timeout", {}, "")], tool_table([own_timeout]), ToolThreads(), metrics, 5.0)
+    assert asyncio.run(call)[0]["content"] == "Error: TimeoutError: the host did not answer"
 
 
 def test_the_assistants_message_has_the_form_of_chat_templates() -> None:
@@ -132,7 +158,7 @@ def test_environments_are_reset_used_again_and_thrown_away_when_they_fail() -> N
 
     async def use() -> None:
         with ThreadPoolExecutor(2) as executor:
-            pool = EnvironmentPool(Counter, executor, metrics)
+            pool = EnvironmentPool(Counter, executor, metrics, 5.0)
             async with pool.lease() as first:
                 assert await pool.reset(first, {"start": 3, "prompt": "p"}) == "The counter is at 3."
                 assert list(environment_tools(first)) == ["add"]

@@ -1,0 +1,82 @@
+"""Chat templates written for tests, each with a habit of the family it is named after, on the byte tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from tests.tiny_model import tiny_tokenizer
+
+_TOOLS = (
+    "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\n"
+    "Call with <tool_call> tags.<|im_end|>\n{% endif %}"
+)
+_CALLS = (
+    "{% for call in message.tool_calls or [] %}{% if not loop.first or content %}{{ '\\n' }}{% endif %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
+_RESULTS = (
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}\n<tool_response>\n"
+    "{{ message.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+)
+_GENERATE = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def _chatml(content: str) -> str:
+    return (
+        f"{_TOOLS}{{% for message in messages %}}{{% if message.role == 'tool' %}}{_RESULTS}{{% else %}}"
+        f"{content}<|im_start|>{{{{ message.role }}}}\n{{{{ content }}}}{_CALLS}<|im_end|>\n"
+        f"{{% endif %}}{{% endfor %}}{_GENERATE}"
+    )
+
+
+HERMES = _chatml("{% set content = message.content %}")
+
+# Thinking stays while tools are being used, and is dropped once a later question has been asked.
+QWEN3 = _chatml(
+    "{% set asked = messages | selectattr('role', 'equalto', 'user') | list | length %}{% set content = message.content %}"
+    "{% if message.role == 'assistant' and '</think>' in content and messages[loop.index0 + 1:] | "
+    "selectattr('role', 'equalto', 'user') | list %}{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+)
+
+# Thinking is dropped from every answer but the last message.
+DROPS_THINKING = _chatml(
+    "{% set content = message.content %}{% if message.role == 'assistant' and not loop.last %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+)
+
+# Thinking is dropped from every answer, even the last message.
+NEVER_THINKING = DROPS_THINKING.replace(" and not loop.last", "")
+
+# A call is the whole answer and ends in another token than other answers do.
+LLAMA3 = (
+    "<|begin_of_text|>{% if tools %}<|start_header_id|>system<|end_header_id|>\n\n"
+    'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+    "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|eot_id|>{% endif %}"
+    "{% for message in messages %}{% if message.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    '{% for call in message.tool_calls %}{{ "; " if not loop.first }}{"name": "{{ call.function.name }}", '
+    '"parameters": {{ call.function.arguments | tojson }}}{% endfor %}<|eot_id|>'
+    "{% elif message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n{{ message.content }}<|eot_id|>"
+    "{% else %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+_LLAMA3_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+def byte_tokenizer(template: str) -> Any:
+    """The byte tokenizer of the tiny models with another chat template, and the tokens it needs."""
+    tokenizer = tiny_tokenizer()
+    if template == LLAMA3:
+        tokenizer.add_special_tokens({"additional_special_tokens": _LLAMA3_TOKENS})
+        tokenizer.eos_token = "<|eot_id|>"
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def smollm2() -> Any | None:
+    """SmolLM2's own tokenizer and template, where `make run` has put the model."""
+    folder = Path(__file__).resolve().parents[3] / "var" / "models" / "smollm2-135m-instruct"
+    return AutoTokenizer.from_pretrained(folder) if folder.is_dir() else None

@@ -1,0 +1,197 @@
+"""Turn after turn through real templates: what was sampled stays, prompts say the same as the template, work stays small."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer_core.rollout import chat_templates
+from trainer_core.rollout.chat import Chat
+from trainer_core.rollout.conversation import reconcile, training_arrays
+from trainer_core.rollout.tools import assistant_message
+from trainer_core.rollout.types import Message, TurnRecord
+
+
+def weigh(name: str, grams: int) -> str:
+    """Weighs.
+
+    Args:
+        name: What.
+        grams: How much.
+    """
+    return name * grams
+
+
+TOOLS = {"weigh": weigh}
+TEMPLATES = {
+    "hermes": chat_templates.byte_tokenizer(chat_templates.HERMES),
+    "qwen3": chat_templates.byte_tokenizer(chat_templates.QWEN3),
+    "drops thinking": chat_templates.byte_tokenizer(chat_templates.DROPS_THINKING),
+    "never thinking": chat_templates.byte_tokenizer(chat_templates.NEVER_THINKING),
+    "llama3": chat_templates.byte_tokenizer(chat_templates.LLAMA3),
+    "smollm2": chat_templates.smollm2(),
+}
+KNOWN = [name for name, tokenizer in TEMPLATES.items() if tokenizer is not None]
+
+
+class Talk:
+    """Plays the loop: `say` is a turn of the model, `answers` are what tools say to it."""
+
+    def __init__(self, tokenizer: Any, question: str) -> None:
+        self.tokenizer = tokenizer
+        self.chat = Chat(tokenizer)
+        self.messages: list[Message] = [{"role": "user", "content": question}]
+        self.prompt = self.chat.first_prompt(self.messages, TOOLS)
+        self.turns: list[TurnRecord] = []
+
+    def say(self, ids: list[int], answers: list[str]) -> None:
+        """One turn of these tokens, and the messages that follow it."""
+        log_probs = [-len(self.turns) - 0.001 * position for position in range(len(ids))]
+        turn = TurnRecord(self.prompt, ids, log_probs)
+        self.turns.append(turn)
+        text, calls = self.chat.read(ids, TOOLS)
+        answer = assistant_message(text, calls)
+        results: list[Message] = [{"role": "tool", "name": "weigh", "content": answer} for answer in answers]
+        self.messages += [answer, *results]
+        self.prompt = self.chat.next_prompt(turn, answer, results, self.messages, TOOLS)
+
+    def rendered(self) -> str:
+        """The whole conversation as the template writes it."""
+        return self.tokenizer.apply_chat_template(
+            self.messages, tools=list(TOOLS.values()), add_generation_prompt=True, tokenize=False
+        )
+
+
+def call_text(name: str, thought: str, arguments: dict[str, Any]) -> str:
+    """What the template writes for a call after a thought, so that writing it again gives the same."""
+    if name == "llama3":
+        return json.dumps({"name": "weigh", "parameters": arguments})
+    body = json.dumps({"name": "weigh", "arguments": arguments})
+    return f"<think>\n{thought}\n</think>\n\nI weigh.\n<tool_call>\n{body}\n</tool_call>"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_which_templates_are_appended_to(name: str) -> None:
+    assert Chat(TEMPLATES[name]).appends(TOOLS) == (not name.endswith("thinking"))
+    assert Chat(TEMPLATES[name]).appends({}) == (not name.endswith("thinking"))
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3", "drops thinking", "never thinking", "llama3"])
+def test_prompts_say_what_the_template_says(name: str) -> None:
+    """Answers written as the template writes them: appended or not, the next prompt is the template's, token for token."""
+    tokenizer = TEMPLATES[name]
+    talk = Talk(tokenizer, "How heavy?")
+    for turn in range(4):
+        text = call_text(name, f"thought {turn}", {"name": "x" * turn, "grams": turn})
+        talk.say([*tokenizer.encode(text), tokenizer.eos_token_id], [f"result {turn}"] * (1 + turn % 2))
+        assert tokenizer.decode(talk.prompt) == talk.rendered()
+        assert talk.prompt == tokenizer.encode(talk.rendered(), add_special_tokens=False)
+    assert json.loads(json.dumps(talk.messages))[1]["tool_calls"][0]["function"]["name"] == "weigh"
+
+
+any_text = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(KNOWN),
+    any_text,
+    st.lists(st.tuples(st.integers(0, 2**32), st.booleans(), st.lists(any_text, max_size=2)), min_size=1, max_size=4),
+    st.sampled_from([0, 8, 1024]),
+)
+def test_sampled_ids_survive_any_conversation(
+    name: str, question: str, shapes: list[tuple[int, bool, list[str]]], threshold: int
+) -> None:
+    """The model says any tokens, in no tokenizer's order, sometimes around a call; the tools answer any text."""
+    tokenizer = TEMPLATES[name]
+    specials = set(tokenizer.all_special_ids)
+    talk = Talk(tokenizer, question)
+    for seed, calls, answers in shapes:
+        rng = random.Random(seed)
+        ids = [
+            token
+            for token in rng.choices(range(min(len(tokenizer), 5000)), k=rng.randint(0, 9))
+            if token not in specials
+        ]
+        if calls:
+            ids += tokenizer.encode(call_text(name, "", {"name": "x", "grams": 1}), add_special_tokens=False)
+        talk.say([*ids, tokenizer.eos_token_id], answers)
+    end = "" if name == "llama3" else "<|im_start|>assistant\n"
+    assert tokenizer.decode(talk.prompt).endswith(end)
+    for _, _, answers in shapes:
+        for answer in answers:
+            if name != "smollm2":
+                assert answer.strip() in tokenizer.decode(talk.prompt)
+    result = reconcile(talk.turns, threshold)
+    if talk.chat.appends(TOOLS):
+        assert [drift.transition for drift in result.drifts] == ["clean"] * (len(shapes) - 1)
+        (sequence,) = result.sequences
+        mask = training_arrays(sequence, talk.turns).completion_mask
+        assert mask.sum() == sum(len(turn.output_ids) for turn in talk.turns)
+    trained = 0
+    for sequence in result.sequences:
+        arrays = training_arrays(sequence, talk.turns)
+        for position in np.flatnonzero(arrays.completion_mask):
+            source = sequence.sources[position]
+            assert source is not None
+            turn, offset = talk.turns[source[0]], source[1]
+            assert sequence.ids[: position + 1] == turn.prompt_ids + turn.output_ids[: offset + 1]
+            assert arrays.log_probs[position] == pytest.approx(turn.output_log_probs[offset])
+            trained += 1
+    lost = sum(len(turn.output_ids) for turn in talk.turns) - trained
+    realigned = sum(drift.transition == "realign" for drift in result.drifts)
+    assert lost <= max(0, threshold - 1) * realigned
+
+
+@pytest.mark.parametrize("threshold, kind", [(0, "fork"), (1024, "realign")])
+def test_dropped_thinking_forks_or_realigns(threshold: int, kind: str) -> None:
+    tokenizer = TEMPLATES["drops thinking"]
+    talk = Talk(tokenizer, "How heavy?")
+    for turn in range(3):
+        text = call_text("", f"thought {turn}", {"name": "x", "grams": turn})
+        talk.say([*tokenizer.encode(text), tokenizer.eos_token_id], ["1"])
+    assert "thought" not in tokenizer.decode(talk.prompt)
+    result = reconcile(talk.turns, threshold)
+    assert [drift.transition for drift in result.drifts] == [kind] * 2
+    assert len(result.sequences) == (3 if kind == "fork" else 1)
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if not name.endswith("thinking")])
+def test_the_work_of_a_turn_is_that_of_its_new_messages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TEMPLATES[name]
+    talk = Talk(tokenizer, "x" * 3000)
+    encoded: list[int] = []
+    encode, render = talk.chat._encode, talk.chat._render
+    monkeypatch.setattr(talk.chat, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+    rendered: list[int] = []
+
+    def count(messages: list[Message], *args: Any, **kwargs: Any) -> str:
+        text = render(messages, *args, **kwargs)
+        rendered.append(len(text))
+        return text
+
+    monkeypatch.setattr(talk.chat, "_render", count)
+    ids = [*tokenizer.encode(call_text(name, "t", {"name": "x", "grams": 1})), tokenizer.eos_token_id]
+    work = []
+    for _ in range(30):
+        encoded.clear()
+        rendered.clear()
+        talk.say(ids, ["result"])
+        work.append((sum(encoded), sum(rendered)))
+    assert work[1:] == [work[1]] * 29, "a turn costs more the longer the conversation is"
+    assert work[1][0] < 200
+
+
+def test_a_token_that_the_template_does_not_end_with_makes_it_tokenise_again() -> None:
+    """An answer that stopped at another token than the template's: nothing can be appended after it."""
+    tokenizer = TEMPLATES["hermes"]
+    talk = Talk(tokenizer, "q")
+    talk.say([*tokenizer.encode("word"), tokenizer.convert_tokens_to_ids("<|endoftext|>")], ["1"])
+    assert tokenizer.decode(talk.prompt) == talk.rendered()
+    assert "<|endoftext|>" not in talk.rendered()

@@ -1,0 +1,129 @@
+"""Between messages and tokens: the chat template of the model, turn after turn.
+
+The first turn's prompt is the conversation through the template. For a later turn there are two ways. Where the template
+only ever adds to what it wrote before, the tokens of the next turn are appended to those already held: the sampled ids stay
+as they are, whatever their text would be tokenised to, and the work is that of the new messages. A template that rewrites
+what it wrote (one that drops the thinking of earlier turns, say) makes the whole conversation be tokenised again, and
+`conversation.reconcile` finds what is left of the sampled ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils import get_json_schema
+
+from trainer_core.rollout.tool_calls import ToolCall, parser_for
+from trainer_core.rollout.types import Message, TurnRecord
+
+Tools = Mapping[str, Callable[..., Any]]
+
+_QUESTION: Message = {"role": "user", "content": "question"}
+_THINKING = "a thought"
+
+
+class Chat:
+    """Belongs to one tokenizer. `kwargs` are extra arguments of its chat template."""
+
+    def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs or {})
+        template = tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("tool_use") or template.get("default")
+        self._parse = parser_for(template or "")
+        self._schemas: dict[Any, dict[str, Any]] = {}
+        self._appends: bool | None = None
+
+    def first_prompt(self, prompt: Sequence[Message] | str, tools: Tools) -> list[int]:
+        """Token ids that the first turn continues. Text without tools is continued as it is."""
+        if isinstance(prompt, str):
+            if not tools:
+                return self._tokenizer.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        return self._encode(self._render(prompt, tools, generate=True))
+
+    def next_prompt(
+        self,
+        turn: TurnRecord,
+        answer: Message,
+        results: Sequence[Message],
+        conversation: Sequence[Message],
+        tools: Tools,
+    ) -> list[int]:
+        """Token ids that the turn after `turn` continues.
+
+        `answer` is what `turn` said, `results` the messages after it, `conversation` all messages, these included.
+        """
+        if turn.output_ids and self.appends(tools):
+            end = self._tokenizer.decode(turn.output_ids[-1:])
+            added = self._added(answer, results, end, tools)
+            if added is not None:
+                return turn.prompt_ids + turn.output_ids + self._encode(added)
+        return self._encode(self._render(conversation, tools, generate=True))
+
+    def read(self, output_ids: Sequence[int], tools: Tools) -> tuple[str, list[ToolCall]]:
+        """What the model said: the text outside of calls, and the calls. Without tools everything is text."""
+        text = self._tokenizer.decode(output_ids, skip_special_tokens=True)
+        if not tools:
+            return text, []
+        # Some forms are marked by special tokens, so they have to be looked at before those are left out.
+        raw = self._tokenizer.decode(output_ids, skip_special_tokens=False)
+        if output_ids and output_ids[-1] in self._tokenizer.all_special_ids:
+            raw = self._tokenizer.decode(output_ids[:-1], skip_special_tokens=False)
+        content, calls = self._parse(raw, tools)
+        return (content, calls) if calls else (text, [])
+
+    def appends(self, tools: Tools) -> bool:
+        """Whether the template keeps what it wrote: found out once, on a made-up conversation with thinking and a tool."""
+        if self._appends is None:
+            answer: Message = {
+                "role": "assistant",
+                "content": f"<think>\n{_THINKING}\n</think>\n\nanswer",
+                "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+            }
+            result: Message = {"role": "tool", "name": "f", "content": "1"}
+            plain = {key: value for key, value in answer.items() if key != "tool_calls"}
+            try:
+                # Llama's template writes a call without the text around it, so the thinking is looked for in an answer.
+                thinks = _THINKING in self._render([_QUESTION, plain], tools)
+                asked = self._render([_QUESTION], tools, generate=True)
+                answered = self._render([_QUESTION, answer], tools)
+                whole = self._render([_QUESTION, answer, result], tools, generate=True)
+            except (TemplateError, TypeError, KeyError):  # no tools in this template
+                self._appends = False
+            else:
+                kept = whole.startswith(answered) and answered.startswith(asked)
+                seam = len(answered.rstrip())
+                joined = self._encode(whole[:seam]) + self._encode(whole[seam:])
+                self._appends = kept and thinks and joined == self._encode(whole)
+        return self._appends
+
+    def _added(self, answer: Message, results: Sequence[Message], end: str, tools: Tools) -> str | None:
+        """The text after an answer's last token; None when the template does not end an answer with that token."""
+        before = self._render([_QUESTION, answer], tools)
+        stop = len(before.rstrip())
+        if not before[:stop].endswith(end):
+            return None
+        after = self._render([_QUESTION, answer, *results], tools, generate=True)
+        return after[stop:] if after.startswith(before[:stop]) else None
+
+    def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool = False) -> str:
+        return self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=[self._schema(tool) for tool in tools.values()] or None,
+            add_generation_prompt=generate,
+            tokenize=False,
+            **self._kwargs,
+        )
+
+    def _schema(self, tool: Callable[..., Any]) -> dict[str, Any]:
+        key = getattr(tool, "__func__", tool)
+        if key not in self._schemas:
+            self._schemas[key] = get_json_schema(tool)
+        return self._schemas[key]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
