@@ -96,6 +96,7 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         disable_tqdm=True,
         seed=training.seed,
         data_seed=spec.data.seed,
+        train_sampling_strategy="random" if spec.data.shuffle else "sequential",
         dtype=spec.model.dtype,
         trust_remote_code=spec.model.trust_remote_code,
         bf16=training.bf16,
