@@ -135,7 +135,7 @@ def validate(post: Mapping[str, str]) -> tuple[RunSpec | None, list[Problem]]:
 
 def from_spec(spec: RunSpec, problems: list[Problem] | None = None) -> SpecForm:
     """The form filled with a valid spec."""
-    values = dict(_flatten(spec.model_dump(mode="json")))
+    values = dict(flatten(spec.model_dump(mode="json")))
     texts = {path: _text(path, info, values.get(path)) for path, info in leaves()}
     rows = [
         RewardRow(index, reward.name, str(reward.version or ""), _plain(reward.weight))
@@ -276,20 +276,20 @@ def _reward_indexes(post: Mapping[str, str]) -> list[int]:
     return sorted(int(index) for index in indexes if index.isdigit())[:REWARD_LIMIT]
 
 
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted paths and values, down to the fields of sections; `data.options` stays whole."""
     paths = {path for path, _ in leaves()}
     for key, value in data.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and path not in paths:
-            yield from _flatten(value, f"{path}.")
+            yield from flatten(value, f"{path}.")
         else:
             yield path, value
 
 
 def spec_diff(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Settings in which two specs (as JSON) differ: (path, before, after), in the order of the form."""
-    old, new = dict(_flatten(before)), dict(_flatten(after))
+    old, new = dict(flatten(before)), dict(flatten(after))
     return [(path, old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)]
 
 

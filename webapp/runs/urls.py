@@ -3,13 +3,14 @@
 from django.urls import path
 
 from webapp.checkpoints import pages as checkpoints
-from webapp.runs import editing, log_views, views
+from webapp.runs import compare, editing, log_views, views
 
 app_name = "runs"
 urlpatterns = [
     path("", views.run_list, name="list"),
     path("bulk/", views.bulk, name="bulk"),
     path("new/", editing.new, name="new"),
+    path("compare/", compare.compare, name="compare"),
     path("check/", editing.check, name="check"),
     path("<uuid:run_id>/", views.overview, name="detail"),
     path("<uuid:run_id>/live/", views.live, name="live"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import messages
@@ -11,6 +12,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from webapp.accounts.models import User
@@ -112,10 +114,13 @@ def _columns(sort: str) -> list[dict[str, str]]:
 
 @require_POST
 def bulk(request: HttpRequest) -> HttpResponse:
-    """Stop, archive or delete the chosen runs; what is refused is said, the others are done."""
+    """Compare, stop, archive or delete the chosen runs; what is refused is said, the others are done."""
     action = request.POST.get("action", "")
+    if action == "compare":
+        chosen = urlencode([("run", str(pk)) for pk in _uuids(request.POST.getlist("run"))])
+        return redirect(f"{reverse('runs:compare')}?{chosen}")
     if action not in BULK:
-        messages.error(request, f"There is no action {action!r:.40}; there are {', '.join(BULK)}.")
+        messages.error(request, f"There is no action {action!r:.40}; there are compare, {', '.join(BULK)}.")
         return redirect("runs:list")
     user, done = _user(request), 0
     for run in Run.objects.filter(pk__in=_uuids(request.POST.getlist("run"))):

@@ -58,7 +58,8 @@ def pages(runs: dict[str, str]) -> dict[str, str]:
         "logs": f"{live}logs/", "events": f"{live}events/", "settings": f"{live}settings/",
         "failed": f"/runs/{runs['failed']}/", "completed": f"/runs/{runs['completed']}/", "queued": f"/runs/{runs['queued']}/",
         "starting": f"/runs/{runs['starting']}/", "draft": f"/runs/{runs['draft']}/", "rewards": "/rewards/",
-        "reward": "/rewards/seeded_reward/", "write-reward": "/rewards/new/", "hosts": "/hosts/", "account": "/account/",
+        "reward": "/rewards/seeded_reward/", "write-reward": "/rewards/new/", "hosts": "/hosts/",
+        "compare": f"/runs/compare/?run={runs['running']}&run={runs['completed']}&run={runs['failed']}", "account": "/account/",
         "password": "/account/password/", "people": "/account/people/",
     }  # fmt: skip
 
@@ -77,6 +78,8 @@ def test_every_page_draws_without_a_complaint(
         page.wait_for_load_state("networkidle" if name not in ("run", "logs", "runs") else "load")
         if name in ("run", "failed", "completed"):
             page.wait_for_selector("#chart-reward .main-svg")
+        if name == "compare":
+            page.wait_for_selector("#compare .main-svg")
         if "rewards/new" in path:
             page.wait_for_selector(".cm-editor")
         if path.startswith("/runs/new"):
