@@ -11,6 +11,7 @@ from django.db.models import Q
 
 from trainer_core.metrics import STAGES, describe
 from webapp.metrics import reading
+from webapp.metrics.layout import as_rows, bucketed, newest
 from webapp.metrics.models import PointKind, Series
 from webapp.runs.models import Event, Run
 
@@ -36,7 +37,8 @@ class Scale:
         self.axis = axis
         self._steps, self._tokens = np.empty(0, "<i8"), np.empty(0)
         if axis == "tokens":
-            curve = next((trace.rows for trace in reading.traces(run_parts, TOKENS) if trace.attempt is None), None)
+            found = reading.traces(run_parts, [TOKENS])[TOKENS]
+            curve = next((trace.rows for trace in found if trace.attempt is None), None)
             if curve is not None:
                 self._steps, self._tokens = curve["step"], np.cumsum(np.nan_to_num(curve["mean"]) * curve["count"])
 
@@ -72,14 +74,15 @@ def chart(
     run_parts = reading.parts(run)
     scale = Scale(axis, run_parts)
     first, last = scale.step_range(low, high)
+    buckets = min(buckets, MAX_BUCKETS)
     series = []
-    for metric in metrics:
-        for trace in reading.traces(run_parts, metric, first, last):
+    for traces in reading.traces(run_parts, metrics, first, last, buckets).values():
+        for trace in traces:
             rows = trace.rows
             if axis == "time" and (low is not None or high is not None):
                 rows = rows[(rows["time"] >= _or(low, -np.inf)) & (rows["time"] <= _or(high, np.inf))]
             if len(rows):
-                series.append(_as_json(trace, reading.bucketed(rows, min(buckets, MAX_BUCKETS)), scale))
+                series.append(_as_json(trace, bucketed(rows, buckets), scale))
     return {
         "run": str(run.pk), "name": run.name, "state": run.state, "live": run.is_live, "cursor": cursor, "axis": axis,
         "series": series, "attempts": _attempts(run_parts, scale), "events": _events(run, scale),
@@ -104,7 +107,7 @@ def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str
     answer["events"] = _events(run, scale, after=event_id)
     fresh = Series.objects.filter(run=run, attempt__number=number, name__in=metrics, last_offset__gte=offset)
     for series in fresh:
-        rows = reading.newest(reading.as_rows(reading.points_of(series, offset)))
+        rows = newest(as_rows(reading.points_of(series, offset)))
         trace = reading.Trace(series.name, None, rows)
         if len(rows) > MAX_BUCKETS:  # so much is new that a fresh chart is smaller
             return {**answer, "series": [], "reset": True}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import orjson
 
 from trainer_core.spool import VERSION
@@ -18,14 +20,24 @@ MAX_LINE_BYTES = 16 * 2**20
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LEVELS = ("info", "warning", "error")
 _INT64 = 2**63
+_FLOAT = frozenset({float})
 
 
 @dataclass
 class Column:
-    """Values of one metric, and for each the index of its line in `Parsed.steps`."""
+    """Values of one metric, and for each the index of its line in `Parsed.steps`, which grows."""
 
+    lines: np.ndarray
+    values: np.ndarray
+
+
+@dataclass
+class _Shape:
+    """Lines that hold the same names in the same order, as those of a trainer do: then a line is one row of a table."""
+
+    names: tuple[str, ...]
     lines: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    rows: list[Iterable[float]] = field(default_factory=list)
 
 
 @dataclass
@@ -43,6 +55,7 @@ class Parsed:
     events: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     problems: list[tuple[int, str]] = field(default_factory=list)
+    shapes: dict[tuple[str, ...], _Shape] = field(default_factory=dict)
 
 
 def parse(chunk: bytes, offset: int) -> Parsed:
@@ -62,7 +75,23 @@ def parse(chunk: bytes, offset: int) -> Parsed:
         if line := chunk[start:stop].strip():
             _read_line(line, offset + start, parsed)
         start = stop + 1
+    parsed.columns = _columns(parsed.shapes.values())
     return parsed
+
+
+def _columns(shapes: Iterable[_Shape]) -> dict[str, Column]:
+    found: dict[str, list[Column]] = {}
+    for shape in shapes:
+        lines, table = np.array(shape.lines, "<i8"), np.array(shape.rows, "<f8").T.copy()
+        for name, values in zip(shape.names, table, strict=True):
+            found.setdefault(name, []).append(Column(lines, values))
+    return {name: parts[0] if len(parts) == 1 else _in_order(parts) for name, parts in found.items()}
+
+
+def _in_order(parts: list[Column]) -> Column:
+    lines, values = np.concatenate([part.lines for part in parts]), np.concatenate([part.values for part in parts])
+    order = np.argsort(lines)
+    return Column(lines[order], values[order])
 
 
 def _read_line(line: bytes, at: int, parsed: Parsed) -> None:
@@ -108,26 +137,30 @@ def _read_metrics(record: dict[str, Any], at: int, parsed: Parsed) -> None:
     parsed.steps.append(record["step"])
     parsed.times.append(float(record["t"]))
     parsed.offsets.append(at)
-    columns = parsed.columns
+    names = tuple(values)
+    if names not in parsed.shapes or _FLOAT.union(map(type, values.values())) != _FLOAT:
+        values = _checked(values, at, parsed)
+        names = tuple(values)
+    if names:
+        shape = parsed.shapes.setdefault(names, _Shape(names))
+        shape.lines.append(line)
+        shape.rows.append(tuple(values.values()))
+
+
+def _checked(values: dict[str, Any], at: int, parsed: Parsed) -> dict[str, float]:
+    """What can be stored of a line's values; the rest is listed under `problems`."""
+    good: dict[str, float] = {}
     for name, value in values.items():
-        if type(value) is not float:
-            number = _number(value)
-            if number is None:
-                parsed.problems.append(
-                    (at, f"{name:.80} is {value!r:.80}; a number, 'nan', 'inf' or '-inf' is expected")
-                )
-                continue
-            value = number
-        column = columns.get(name)
-        if column is None:
-            if not 0 < len(name) <= MAX_NAME or not name.isprintable():
-                parsed.problems.append(
-                    (at, f"{name!r:.80} is no metric name; up to {MAX_NAME} printable characters are allowed")
-                )
-                continue
-            column = columns[name] = Column()
-        column.lines.append(line)
-        column.values.append(value)
+        number = value if type(value) is float else _number(value)
+        if number is None:
+            reason = f"{name:.80} is {value!r:.80}; a number, 'nan', 'inf' or '-inf' is expected"
+            parsed.problems.append((at, reason))
+        elif not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            reason = f"{name!r:.80} is no metric name; up to {MAX_NAME} printable characters are allowed"
+            parsed.problems.append((at, reason))
+        else:
+            good[name] = number
+    return good
 
 
 def _number(value: Any) -> float | None:

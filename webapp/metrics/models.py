@@ -1,8 +1,8 @@
-"""Metric series. Reading and writing goes through store.py, which knows the layout.
+"""Metric series. Reading and writing goes through reading.py and store.py; layout.py knows what the bytes mean.
 
-Points are kept in columns: a series has an open tail of up to `store.BLOCK_POINTS` points in its own row; a full tail becomes
-a Block, which never changes again. One step of seventy metrics thus costs seventy small updates, and a million points are read
-as some four thousand rows.
+A series has an open tail of up to `appending.BLOCK_POINTS` points in its own row; a full tail becomes a Block, which never
+changes again. Rollups lie beside them: 16 points a row in the block; a block a row, 16 blocks a row and so on in Packs. One
+step of seventy metrics thus costs seventy small updates, and a chart reads some thousand rows whatever the number of points.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Series(models.Model):
     )
     blocks_written = models.PositiveIntegerField(default=0)
     sealed_max_step = models.BigIntegerField(null=True, help_text="Largest step in the blocks.")
-    tail = models.BinaryField(default=b"", help_text="Points not yet in a block, as store.POINT records.")
+    late_points = models.PositiveBigIntegerField(default=0, help_text="Points in blocks that were late: see Block.")
+    tail = models.BinaryField(default=b"", help_text="Points not yet in a block, as layout.encode makes them.")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=("attempt", "name"), name="one_series_per_metric")]
@@ -47,28 +48,42 @@ class Series(models.Model):
 
 
 class Block(models.Model):
-    """`store.BLOCK_POINTS` points of a series, in the order they were written, with what a zoomed-out chart needs of them.
+    """Points of a series in the order they were written.
 
-    `low`, `high` and `total` are over finite values, of which there are `finite`; bit k of `kinds` is set when a value has
-    PointKind k. `ordered` is set when steps grow strictly and start after everything in the blocks before: only then do these
-    numbers stand for the points without a look at them.
+    A point is late when its step is not above `after_step`, the largest step in the blocks before. Rollups leave late points
+    out, so their rows are in order and apart; who reads them looks at the late ones, which are few as a rule, one by one.
+    `first_step` and `last_step` are of all points.
     """
 
     series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="blocks", db_index=False)
     number = models.PositiveIntegerField()
     first_step = models.BigIntegerField()
     last_step = models.BigIntegerField()
-    last_time = models.FloatField()
+    after_step = models.BigIntegerField(null=True)
     last_offset = models.BigIntegerField()
-    count = models.PositiveIntegerField()
-    finite = models.PositiveIntegerField()
-    kinds = models.PositiveSmallIntegerField()
-    low = models.FloatField(null=True)
-    high = models.FloatField(null=True)
-    total = models.FloatField(default=0.0)
-    ordered = models.BooleanField()
+    late = models.PositiveIntegerField()
+    rollup = models.BinaryField(help_text="A layout.STORED_ROW for each layout.FAN steps that are not late.")
     data = models.BinaryField()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=("series", "number"), name="one_block_per_number")]
-        indexes = [models.Index(fields=("series", "last_offset"))]
+        indexes = [
+            models.Index(fields=("series", "last_offset")),
+            models.Index(fields=("series", "number"), condition=models.Q(late__gt=0), name="blocks_with_late_points"),
+        ]
+
+
+class Pack(models.Model):
+    """Rollup rows of a series. A row of level k stands for layout.FAN^k blocks; row i of pack n has index n * PACK_ROWS + i."""
+
+    series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="packs", db_index=False)
+    level = models.PositiveSmallIntegerField()
+    number = models.PositiveIntegerField()
+    first_step = models.BigIntegerField()
+    last_step = models.BigIntegerField()
+    full = models.BooleanField()
+    data = models.BinaryField(help_text="layout.STORED_ROW records.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=("series", "level", "number"), name="one_pack_per_number")]
+        indexes = [models.Index(fields=("series",), condition=models.Q(full=False), name="open_packs")]

@@ -1,6 +1,6 @@
 """Writes what a run reports into the database: points, latest values, events, checkpoints, the run's summary.
 
-`ship_spool` is the only way in. Reading is in reading.py; the layout of points, which both share, is `POINT`.
+`ship_spool` is the only way in. Reading is in reading.py; layout.py has the layout of points, which both share.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from django.utils import timezone
 
 from trainer_core.spool import encode_number
 from webapp.checkpoints.models import Checkpoint
+from webapp.metrics.appending import Appended, append, pack_columns, roll_up
+from webapp.metrics.layout import POINT, STORED_ROW
 from webapp.metrics.lines import Column, Parsed, parse
-from webapp.metrics.models import Block, PointKind, Series
+from webapp.metrics.models import Block, Pack, Series
 from webapp.runs.models import Attempt, Event, Run
 
-POINT = np.dtype([("step", "<i8"), ("time", "<f8"), ("value", "<f8"), ("offset", "<i8")])
-"""A stored point. `offset` is the byte of the spool where its line begins: later lines win, and live charts go on from it."""
-
-BLOCK_POINTS = 256
 _IDS_A_QUERY = 500
+_ROWS_A_QUERY = 50
 
 SUMMARY = {
     "reward": "reward",
@@ -105,15 +104,6 @@ def at_time(unix_seconds: float) -> datetime:
     return datetime.fromtimestamp(unix_seconds, UTC)
 
 
-def kind_of(value: float) -> int:
-    """The PointKind of a number."""
-    if math.isfinite(value):
-        return PointKind.FINITE
-    if math.isnan(value):
-        return PointKind.NAN
-    return PointKind.POSITIVE_INFINITY if value > 0 else PointKind.NEGATIVE_INFINITY
-
-
 def _write_points(attempt: Attempt, parsed: Parsed) -> list[tuple[int, float]]:
     """Append points to their series. Returns (offset, reward) of the rewards known, the one before this piece first."""
     if not parsed.columns:
@@ -123,25 +113,46 @@ def _write_points(attempt: Attempt, parsed: Parsed) -> list[tuple[int, float]]:
     series_of = _series(attempt, list(parsed.columns))
     rewards = _known_reward(attempt)
     updates: list[tuple[Any, ...]] = []
-    blocks: list[Block] = []
+    sealed: list[tuple[Series, int, Appended]] = []
     for name, column in parsed.columns.items():
         points = _points(lines, column)
         if name == "reward":
-            rewards += [(int(point["offset"]), float(point["value"])) for point in points]
+            rewards += list(zip(points["offset"].tolist(), points["value"].tolist(), strict=True))
         series = series_of[name]
-        blocks += _append(series, points)
+        written = series.blocks_written
+        appended = append(series, points)
+        if appended.blocks:
+            sealed.append((series, written, appended))
         updates.append((
             series.points, series.first_step, series.last_step, series.last_time, series.last_value, series.last_kind,
-            series.last_offset, series.blocks_written, series.sealed_max_step, series.tail, series.pk,
+            series.last_offset, series.blocks_written, series.sealed_max_step, series.late_points, series.tail, series.pk,
         ))  # fmt: skip
-    Block.objects.bulk_create(blocks, batch_size=_IDS_A_QUERY // 10)
+    _write_sealed(sealed)
     with connection.cursor() as cursor:
         cursor.executemany(
             f"UPDATE {Series._meta.db_table} SET points=%s, first_step=%s, last_step=%s, last_time=%s, last_value=%s, "
-            "last_kind=%s, last_offset=%s, blocks_written=%s, sealed_max_step=%s, tail=%s WHERE id=%s",
+            "last_kind=%s, last_offset=%s, blocks_written=%s, sealed_max_step=%s, late_points=%s, tail=%s WHERE id=%s",
             updates,
         )
     return rewards
+
+
+def _write_sealed(sealed: Sequence[tuple[Series, int, Appended]]) -> None:
+    """Save blocks that became full, and the rollups over them."""
+    blocks = [Block(series=series, **columns) for series, _, appended in sealed for columns in appended.blocks]
+    Block.objects.bulk_create(blocks, batch_size=_ROWS_A_QUERY)
+    packs = []
+    for part in _parts(sealed):
+        open_packs: dict[int, dict[int, np.ndarray]] = {}
+        for pack in Pack.objects.filter(series__in=[series for series, _, _ in part], full=False):
+            open_packs.setdefault(pack.series_id, {})[pack.level] = np.frombuffer(bytes(pack.data), STORED_ROW)
+        for series, written, appended in part:
+            for changed in roll_up(written, appended.rows, open_packs.get(series.pk, {})):
+                packs.append(Pack(series=series, **pack_columns(*changed)))
+    Pack.objects.bulk_create(
+        packs, batch_size=_ROWS_A_QUERY, update_conflicts=True, unique_fields=("series", "level", "number"),
+        update_fields=("first_step", "last_step", "full", "data"),
+    )  # fmt: skip
 
 
 def _points(lines: np.ndarray, column: Column) -> np.ndarray:
@@ -156,55 +167,12 @@ def _series(attempt: Attempt, names: Sequence[str]) -> dict[str, Series]:
     for part in _parts(names):
         found |= {series.name: series for series in Series.objects.filter(attempt=attempt, name__in=part)}
     missing = [Series(run_id=attempt.run_id, attempt=attempt, name=name) for name in names if name not in found]
-    Series.objects.bulk_create(missing, batch_size=_IDS_A_QUERY // 10)
+    Series.objects.bulk_create(missing, batch_size=_ROWS_A_QUERY)
     return found | {series.name: series for series in missing}
 
 
 def _parts(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
     return (items[start : start + _IDS_A_QUERY] for start in range(0, len(items), _IDS_A_QUERY))
-
-
-def _append(series: Series, new: np.ndarray) -> list[Block]:
-    """Add points to the series object; returns the blocks that became full. Saves nothing."""
-    points = np.concatenate([np.frombuffer(bytes(series.tail), POINT), new])
-    last = new[-1]
-    series.points += len(new)
-    smallest = int(new["step"].min())
-    series.first_step = smallest if series.first_step is None else min(series.first_step, smallest)
-    series.last_step, series.last_time = int(last["step"]), float(last["time"])
-    series.last_kind = kind_of(float(last["value"]))
-    series.last_value = float(last["value"]) if series.last_kind == PointKind.FINITE else None
-    series.last_offset = int(last["offset"])
-    full = len(points) - len(points) % BLOCK_POINTS
-    blocks = [_seal(series, points[start : start + BLOCK_POINTS]) for start in range(0, full, BLOCK_POINTS)]
-    series.tail = points[full:].tobytes()
-    return blocks
-
-
-def _seal(series: Series, points: np.ndarray) -> Block:
-    steps, values = points["step"], points["value"]
-    finite = values[np.isfinite(values)]
-    kinds = sum(1 << kind for kind in {kind_of(value) for value in values[~np.isfinite(values)].tolist()})
-    before = series.sealed_max_step
-    highest = int(steps.max())
-    block = Block(
-        series=series, number=series.blocks_written, first_step=int(steps.min()), last_step=highest,
-        last_time=float(points["time"][-1]), last_offset=int(points["offset"][-1]), count=len(points), finite=len(finite),
-        kinds=kinds + (1 if len(finite) else 0),
-        low=float(finite.min()) if len(finite) else None, high=float(finite.max()) if len(finite) else None,
-        total=_finite_sum(finite), ordered=bool((np.diff(steps) > 0).all() and (before is None or steps[0] > before)),
-        data=points.tobytes(),
-    )  # fmt: skip
-    series.blocks_written += 1
-    series.sealed_max_step = highest if before is None else max(before, highest)
-    return block
-
-
-def _finite_sum(values: np.ndarray) -> float:
-    """A sum that stays finite: numbers near the largest float would overflow, and SQL has no infinity everywhere."""
-    with np.errstate(over="ignore"):
-        total = float(values.sum())
-    return total if math.isfinite(total) else math.copysign(float(np.finfo(np.float64).max), total)
 
 
 def _known_reward(attempt: Attempt) -> list[tuple[int, float]]:
@@ -222,7 +190,7 @@ def _write_summary(attempt: Attempt, parsed: Parsed) -> None:
     summary = {**run.summary, "time": parsed.times[-1], "max_steps": run.spec.get("training", {}).get("max_steps")}
     for key, name in SUMMARY.items():
         if name in parsed.columns:
-            _note(summary, key, parsed.columns[name].values[-1])
+            _note(summary, key, float(parsed.columns[name].values[-1]))
     if loss := parsed.columns.get("loss"):  # an optimizer step; other lines may come between two of them
         summary["step"] = parsed.steps[loss.lines[-1]]
     else:

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from trainer_core.spool import encode_number
 from webapp.checkpoints.models import Checkpoint
-from webapp.metrics import charts, reading
+from webapp.metrics import appending, charts, layout, reading, zoom
+from webapp.metrics.appending import BLOCK_POINTS
 from webapp.metrics.models import Series
-from webapp.metrics.store import BLOCK_POINTS, ship_spool
+from webapp.metrics.store import ship_spool
 from webapp.runs.models import Attempt, Run
 
 Written = list[tuple[int, float]]
@@ -55,20 +56,49 @@ def same(found: Any, expected: list[float]) -> bool:
     )
 
 
+def check_rows(found: dict[str, Any], expected: dict[int, float]) -> None:
+    """Each row stands for exactly the points behind the row before, up to its own step: none lost, doubled or hidden."""
+    steps = sorted(expected)
+    ends = np.searchsorted(steps, found["step"], side="right")
+    assert found["step"].tolist() == [steps[end - 1] for end in ends]
+    assert ends[-1] == len(steps)
+    begin = 0
+    odd = {index: set(kinds) for index, kinds in found["odd"]}
+    for row, end in enumerate(ends.tolist()):
+        members = [expected[step] for step in steps[begin:end]]
+        finite = [value for value in members if math.isfinite(value)]
+        mean = math.fsum(value / len(finite) for value in finite) if finite else math.nan
+        columns = ("low", "high", "count") if "count" in found else ("y", "y", None)
+        low, high = found[columns[0]][row], found[columns[1]][row]
+        assert (1 if columns[2] is None else found["count"][row]) == len(members)
+        assert same([low, high], [min(finite, default=math.nan), max(finite, default=math.nan)])
+        largest = max((abs(value) for value in finite), default=0.0)
+        assert math.isclose(found["y"][row], mean, rel_tol=1e-5, abs_tol=1e-6 * largest) or not finite
+        assert odd.get(row, set()) == {str(encode_number(value)) for value in members if not math.isfinite(value)}
+        begin = end
+
+
 values = st.floats(allow_nan=True, allow_infinity=True, width=32)
 writes = st.lists(st.tuples(st.integers(-50, 400), values), min_size=1, max_size=600)
 
 
-@pytest.mark.parametrize("many_blocks", [1500, 0], ids=["points", "summaries"])
+@pytest.mark.parametrize("block_points,few_blocks,buckets", [(256, 32, 2000), (4, 0, 10)], ids=["points", "rollups"])
 @hypothesis_settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(first=writes, second=st.lists(st.tuples(st.integers(0, 400), values), max_size=300))
 def test_a_chart_equals_brute_force(
-    run: Run, many_blocks: int, first: Written, second: Written, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    block_points: int,
+    few_blocks: int,
+    buckets: int,
+    first: Written,
+    second: Written,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Out of order, repeated, not finite, resumed: the last write of the newest attempt wins, the rest is superseded."""
-    monkeypatch.setattr(reading, "_MANY_BLOCKS", many_blocks)
+    monkeypatch.setattr(appending, "BLOCK_POINTS", block_points)
+    monkeypatch.setattr(zoom, "FEW_BLOCKS", few_blocks)
     run.attempts.all().delete()
     attempts = [Attempt.objects.create(run=run, number=1)]
     write(attempts[0], first)
@@ -80,22 +110,21 @@ def test_a_chart_equals_brute_force(
         start = min(step for step, _ in second)
         superseded = {step: value for step, value in expected.items() if step >= start}
         expected = {step: value for step, value in expected.items() if step < start} | dict(second)
-    answer = charts.chart(run, ["loss"])
+    answer = charts.chart(run, ["loss"], buckets=buckets)
     found = curve(answer)
     assert found is not None
+    check_rows(found, expected)
     if "count" not in found:
         assert found["step"].tolist() == sorted(expected)
         assert same(found["y"], [expected[step] for step in sorted(expected)])
         odd = {found["step"][index]: kinds for index, kinds in found["odd"]}
         assert odd == {step: [str(encode_number(v))] for step, v in expected.items() if not math.isfinite(v)}
-    finite = [value for value in expected.values() if math.isfinite(value)]
-    assert found["points"] == len(expected)
-    if finite:
-        low, high = found.get("low", found["y"]), found.get("high", found["y"])
-        assert math.isclose(np.nanmin(low), min(finite), rel_tol=1e-6, abs_tol=1e-30)
-        assert math.isclose(np.nanmax(high), max(finite), rel_tol=1e-6, abs_tol=1e-30)
     old = curve(answer, attempt=1)
-    assert (old["step"].tolist() if old else []) == sorted(superseded)
+    if old is None or not superseded:
+        assert old is None
+        assert not superseded
+    else:
+        check_rows(old, superseded)
 
 
 def brute_buckets(points: dict[int, float], limit: int) -> list[tuple[int, float, float, float, int]]:
@@ -121,9 +150,9 @@ def brute_buckets(points: dict[int, float], limit: int) -> list[tuple[int, float
 )
 def test_buckets_equal_brute_force(points: dict[int, float], limit: int) -> None:
     steps = sorted(points)
-    raw = np.zeros(len(steps), reading.POINT)
+    raw = np.zeros(len(steps), layout.POINT)
     raw["step"], raw["value"] = steps, [points[step] for step in steps]
-    found = reading.bucketed(reading.as_rows(raw), limit)
+    found = layout.bucketed(layout.as_rows(raw), limit)
     assert len(found) <= limit or len(points) <= limit
     if len(points) <= limit:
         assert found["step"].tolist() == steps
@@ -138,19 +167,19 @@ def test_buckets_equal_brute_force(points: dict[int, float], limit: int) -> None
 
 def test_buckets_stay_where_they_are_when_points_come(attempt: Attempt) -> None:
     """A live chart must not flicker: old buckets are the same after new points, while the bucket size is."""
-    raw = np.zeros(2600, reading.POINT)
+    raw = np.zeros(2600, layout.POINT)
     raw["step"] = np.arange(2600)
     raw["value"] = np.sin(raw["step"])
-    before = reading.bucketed(reading.as_rows(raw[:2500]), 2000)
-    after = reading.bucketed(reading.as_rows(raw), 2000)
+    before = layout.bucketed(layout.as_rows(raw[:2500]), 2000)
+    after = layout.bucketed(layout.as_rows(raw), 2000)
     np.testing.assert_array_equal(before[:-1], after[: len(before) - 1])
 
 
 def test_a_spike_among_many_points_is_never_hidden(run: Run, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     points = [(step, 1000.0 if step == 12345 else -1000.0 if step == 77 else 0.5) for step in range(20_000)]
     write(attempt, points)
-    for many_blocks in (1500, 10):
-        monkeypatch.setattr(reading, "_MANY_BLOCKS", many_blocks)
+    for few_blocks in (1500, 0):
+        monkeypatch.setattr(zoom, "FEW_BLOCKS", few_blocks)
         for buckets in (10, 100, 2000):
             found = curve(charts.chart(run, ["loss"], buckets=buckets))
             assert found is not None

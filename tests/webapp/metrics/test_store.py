@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer_core.spool import Spool
+from webapp.metrics.appending import BLOCK_POINTS
+from webapp.metrics.layout import STORED_ROW
 from webapp.metrics.lines import MAX_LINE_BYTES
-from webapp.metrics.models import Block, PointKind, Series
-from webapp.metrics.store import BLOCK_POINTS, WrongOffset, ship_spool
+from webapp.metrics.models import Block, Pack, PointKind, Series
+from webapp.metrics.store import WrongOffset, ship_spool
 from webapp.rollouts.store import ship_rollouts
 from webapp.runs.models import Attempt, Event, Run
 
@@ -24,8 +27,20 @@ from webapp.runs.models import Attempt, Event, Run
 def stored(name: str, attempt: Attempt) -> list[tuple[int, float]]:
     """(step, value) as written, decoded by hand: an independent reading of the layout."""
     series = Series.objects.get(attempt=attempt, name=name)
-    data = b"".join(bytes(block.data) for block in series.blocks.order_by("number")) + bytes(series.tail)
-    return [(step, value) for step, _, value, _ in struct.iter_unpack("<qddq", data)]
+    pieces = [bytes(block.data) for block in series.blocks.order_by("number")] + [bytes(series.tail)]
+    return [point for piece in pieces if piece for point in by_hand(piece)]
+
+
+def by_hand(data: bytes) -> Iterator[tuple[int, float]]:
+    widths = data[1:4]
+    (count,) = struct.unpack_from("<I", data, 8)
+    (step,) = struct.unpack_from("<q", data, 12)
+    values = data[36 + sum(widths) * (count - 1) :]
+    for index in range(count):
+        at = 36 + widths[0] * (index - 1)
+        if index:
+            step = (step + int.from_bytes(data[at : at + widths[0]], "little", signed=True) + 2**63) % 2**64 - 2**63
+        yield step, struct.unpack_from("<f" if data[4] == 4 else "<d", values, data[4] * index)[0]
 
 
 def test_points_events_and_summary_are_stored(
@@ -193,21 +208,35 @@ def test_full_tails_become_blocks(spool: Spool, ship: Callable[[], int], attempt
     assert str(stored("loss", attempt)) == str(expected)
     blocks = list(Block.objects.order_by("number"))
     assert [block.number for block in blocks] == [0, 1, 2]
-    assert [block.kinds for block in blocks] == [0b0011, 0b0101, 0b0001]
+    rows = np.frombuffer(bytes(Pack.objects.get().data), STORED_ROW)
+    assert rows["kinds"].tolist() == [0b0011, 0b0101, 0b0001]
     finite = [value for _, value in expected[:BLOCK_POINTS] if math.isfinite(value)]
-    assert (blocks[0].low, blocks[0].high) == (min(finite), max(finite))
-    assert blocks[0].total == pytest.approx(math.fsum(finite))
-    assert blocks[0].finite == BLOCK_POINTS - 1
-    assert all(block.ordered for block in blocks)
+    assert (rows["low"][0], rows["high"][0], rows["finite"][0]) == (min(finite), max(finite), BLOCK_POINTS - 1)
+    assert rows["mean"][0] == pytest.approx(math.fsum(finite) / len(finite))
+    assert all(block.late == 0 for block in blocks)
     series = Series.objects.get()
     assert (series.points, series.first_step, series.last_step) == (len(expected), 0, len(expected) - 1)
 
 
-def test_a_block_that_goes_back_is_marked(spool: Spool, ship: Callable[[], int], attempt: Attempt) -> None:
-    for step in [*range(BLOCK_POINTS), *range(BLOCK_POINTS - 1, 2 * BLOCK_POINTS - 1)]:
+def test_points_behind_earlier_blocks_are_counted_as_late(
+    spool: Spool, ship: Callable[[], int], attempt: Attempt
+) -> None:
+    for step in [*range(BLOCK_POINTS), 7, *range(BLOCK_POINTS, 2 * BLOCK_POINTS), *range(BLOCK_POINTS + 1)]:
         spool.metrics(step, {"loss": 1.0})
     ship()
-    assert list(Block.objects.order_by("number").values_list("ordered", flat=True)) == [True, False]
+    assert list(Block.objects.order_by("number").values_list("late", flat=True)) == [0, 1, BLOCK_POINTS - 1]
+    assert Series.objects.get().late_points == BLOCK_POINTS
+
+
+def test_a_step_reported_several_times_is_not_cut_in_two(
+    spool: Spool, ship: Callable[[], int], attempt: Attempt
+) -> None:
+    """As system metrics are: otherwise each block would hold late points of the step the block before ended with."""
+    for line in range(4 * BLOCK_POINTS):
+        spool.metrics(line // 3, {"system/cpu": float(line)})
+    ship()
+    assert Series.objects.get().blocks_written == 4
+    assert Series.objects.get().late_points == 0
 
 
 def test_checkpoints_get_the_reward_of_their_time(
