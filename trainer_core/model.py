@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from trainer_core.attention.interface import IMPLEMENTATION, check_attention, choose_backend
+from trainer_core.attention.backends import choose_backend
+from trainer_core.attention.interface import IMPLEMENTATION, check_attention, compute_dtype, uses_softcap
 from trainer_core.attention.layout import TreeLayout
 from trainer_core.packing.trie import PrefixTrie, TrieLayout, edge_keys
 
@@ -152,7 +153,8 @@ def packed_log_probs(
     )
     with torch.no_grad():
         positions = torch.arange(trie.tokens, device=device)
-        scores = score_row(model, layout, positions, request, choose_backend(device, backend))
+        name = choose_backend(device, compute_dtype(device, model.dtype), uses_softcap(model.config), backend)
+        scores = score_row(model, layout, positions, request, name)
     log_probs = scores.log_probs.cpu().numpy()
     return [log_probs[place] for place in where]
 

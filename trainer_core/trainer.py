@@ -24,7 +24,8 @@ from transformers import AutoTokenizer, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from trainer_core import checkpoint
-from trainer_core.attention.interface import choose_backend
+from trainer_core.attention.backends import choose_backend
+from trainer_core.attention.interface import uses_softcap
 from trainer_core.checks import RewardFunc, check_arguments, check_router, reward_list
 from trainer_core.config import AsyncGRPOConfig
 from trainer_core.flops import FlopCounter, peak_flops
@@ -118,7 +119,8 @@ class AsyncGRPOTrainer(Trainer):
         )
         self.flops = FlopCounter.of(policy)
         self.peak = peak_flops(args.device, bool(args.bf16 or args.fp16))
-        self.backend = choose_backend(args.device)
+        precision = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else policy.dtype
+        self.backend = choose_backend(args.device, precision, uses_softcap(policy.config))
         self.report = StepReport(args.device)
         self.rollout_state = RolloutState()
         self.spool = Spool(args.attempt_path / SPOOL_FILE) if self.is_world_process_zero() else None

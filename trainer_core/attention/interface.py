@@ -1,4 +1,4 @@
-"""Tree attention as an attention implementation of transformers, and the choice of its backend.
+"""Tree attention as an attention implementation of transformers, and which models it is right for.
 
 Models call the function registered under `IMPLEMENTATION`; the row's `TreeLayout` reaches it as the keyword argument
 `tree_layout` of the model's forward. transformers builds no mask for an implementation that has none registered.
@@ -6,29 +6,18 @@ Models call the function registered under `IMPLEMENTATION`; the row's `TreeLayou
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, PretrainedConfig
 
+from trainer_core.attention.backends import attend
+from trainer_core.attention.kernels import ScoreRule
 from trainer_core.attention.layout import TreeLayout
-from trainer_core.attention.sdpa import sdpa_tree_attention
 
 IMPLEMENTATION = "offbeat_tree"
 SUPPORTED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-
-Backend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TreeLayout, float, int | None], torch.Tensor]
-BACKENDS: dict[str, Backend] = {"sdpa": sdpa_tree_attention}
-
-
-def choose_backend(device: torch.device, override: str | None = None) -> str:
-    """Name of the backend for a device. Raises ValueError when `override` names none."""
-    if override is not None and override not in BACKENDS:
-        raise ValueError(f"attention backend {override!r} does not exist; there are {', '.join(BACKENDS)}")
-    del device  # every device has the same best backend so far
-    return override or "sdpa"
 
 
 def check_attention(config: PretrainedConfig) -> None:
@@ -52,6 +41,16 @@ def check_attention(config: PretrainedConfig) -> None:
         )
 
 
+def uses_softcap(config: PretrainedConfig) -> bool:
+    """Whether attention scores are squashed, which not every kernel can do."""
+    return bool(getattr(config, "attn_logit_softcapping", None))
+
+
+def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
+    """The precision attention computes in: autocast's where it is on, else that of the weights."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weights
+
+
 def tree_attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -62,6 +61,7 @@ def tree_attention_forward(
     tree_layout: TreeLayout | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls in every attention layer.
@@ -77,7 +77,11 @@ def tree_attention_forward(
     if attention_mask is not None:
         raise RuntimeError("a mask was built for a packed row; tree attention would ignore it")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return BACKENDS[tree_layout.backend](query, key, value, tree_layout, scale, sliding_window), None
+    # Norms and rotations under autocast leave queries and keys in float32, which custom kernels do not cast themselves.
+    dtype = compute_dtype(query.device, query.dtype)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    rule = ScoreRule(scale, sliding_window, softcap)
+    return attend(tree_layout.backend)(query, key, value, tree_layout, rule), None
 
 
 AttentionInterface.register(IMPLEMENTATION, tree_attention_forward)

@@ -20,8 +20,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from trainer_core.attention import layout as layout_module
-from trainer_core.attention.interface import IMPLEMENTATION, check_attention, choose_backend
+from trainer_core.attention import blocks as blocks_module
+from trainer_core.attention.backends import choose_backend
+from trainer_core.attention.interface import IMPLEMENTATION, check_attention
 from trainer_core.model import ScoreRequest, install_scoring, packed_log_probs, score_row
 from trainer_core.packing.trie import PrefixTrie, edge_keys
 
@@ -64,7 +65,7 @@ trees = st.lists(
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks so small that every test has many, cut segments included."""
-    monkeypatch.setattr(layout_module, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(blocks_module, "QUERY_BLOCK", 4)
 
 
 def alone(model: Any, sequence: list[int]) -> torch.Tensor:
@@ -202,8 +203,8 @@ def test_refusals_name_the_model() -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ValueError, match="attention backend 'none' does not exist; there are sdpa"):
-        choose_backend(torch.device("cpu"), "none")
+    with pytest.raises(ValueError, match="attention backend 'none' does not exist; there are fa3-hub"):
+        choose_backend(torch.device("cpu"), override="none")
 
 
 def test_generating_without_a_layout_says_what_to_do() -> None:
@@ -214,10 +215,11 @@ def test_generating_without_a_layout_says_what_to_do() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["sdpa", "flex"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_on_a_gpu(kind: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Log-probabilities and gradients of a row with many blocks, in full float32."""
-    monkeypatch.setattr(layout_module, "QUERY_BLOCK", 16)
+    monkeypatch.setattr(blocks_module, "QUERY_BLOCK", 16)
     torch.backends.cuda.matmul.allow_tf32 = False
     model = tiny(kind).cuda().train()
     rng = np.random.default_rng(0)
@@ -232,7 +234,7 @@ def test_the_same_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         expected.append(log_p.detach().cpu().numpy())
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.set_attn_implementation(IMPLEMENTATION)
-    for found, wanted in zip(packed_log_probs(model, batch), expected, strict=True):
+    for found, wanted in zip(packed_log_probs(model, batch, backend), expected, strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=0)
 
     model.zero_grad()
@@ -246,7 +248,7 @@ def test_the_same_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     targets[places] = np.concatenate([sequence[1:] for sequence in batch])
     empty = torch.zeros(0, dtype=torch.long, device="cuda")
     request = ScoreRequest(torch.from_numpy(targets).cuda(), empty.reshape(0, 0), empty, 1.0)
-    scores = score_row(model, layout, torch.arange(trie.tokens, device="cuda"), request, "sdpa")
+    scores = score_row(model, layout, torch.arange(trie.tokens, device="cuda"), request, backend)
     scores.log_probs[torch.from_numpy(places).cuda()].sum().backward()
     for name, parameter in model.named_parameters():
         scale = float(gradients[name].abs().max()) + 1e-6
