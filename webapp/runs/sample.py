@@ -21,7 +21,7 @@ def sample_spec() -> RunSpec:
             "rewards": [{"name": "last_number_match"}],
             "rollout": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.0, "max_staleness": 1},
             "training": {
-                "max_steps": 30,
+                "max_steps": 24,
                 "learning_rate": 2e-4,
                 "per_device_train_batch_size": 64,
                 "gradient_accumulation_steps": 1,
@@ -31,6 +31,6 @@ def sample_spec() -> RunSpec:
             },
             "lora": {"enabled": True, "r": 16, "alpha": 32},
             "server": {"max_model_len": 256, "dtype": "bfloat16"},
-            "checkpoints": {"save_steps": 10},
+            "checkpoints": {"save_steps": 8},
         }
     )
