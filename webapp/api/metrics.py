@@ -7,12 +7,14 @@ from uuid import UUID
 
 import orjson
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.urls import reverse
 from ninja import Query, Router
+from pydantic import ValidationError
 
-from webapp.api.auth import get_run
+from webapp.api.auth import get_own_run, get_run, user_of
 from webapp.api.errors import Invalid
-from webapp.api.schemas import Detail
-from webapp.metrics import charts, export
+from webapp.api.schemas import Detail, Imported, ImportIn, Stored
+from webapp.metrics import charts, export, history
 from webapp.metrics.lines import MAX_NAME
 
 router = Router(tags=["metrics"])
@@ -50,6 +52,30 @@ def chart(
     except charts.BadCursor as error:
         raise Invalid(str(error)) from error
     return HttpResponse(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), content_type="application/json")
+
+
+@router.post("/imports", response={201: Imported, 422: Detail})
+def import_(request: HttpRequest, payload: ImportIn) -> tuple[int, dict[str, Any]]:
+    """Make a run that was trained elsewhere and has ended; its points follow, as POST /runs/<id>/metrics."""
+    try:
+        run = history.create(user_of(request), **payload.dict())
+    except ValidationError as error:
+        raise Invalid(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}") from error
+    return 201, {"id": run.pk, "url": reverse("runs:detail", args=[run.pk])}
+
+
+@router.post("/runs/{uuid:run_id}/metrics", response={200: Stored, 403: Detail, 404: Detail, 409: Detail, 422: Detail})
+def ingest(request: HttpRequest, run_id: UUID, offset: Annotated[int, Query(ge=0, le=2**62)]) -> dict[str, Any]:
+    """Store lines of a spool (docs/metrics.md has the format), sent as the body, up to 2 MiB at a time.
+
+    `offset` is the number of bytes sent before: it makes a batch one that can be repeated. One that is stored already changes
+    nothing, and `offset` of the answer always says where to go on. Only for runs made by POST /imports: others report through
+    their supervisor.
+    """
+    run = get_own_run(request, run_id)
+    if len(request.body) > history.MAX_BODY:
+        raise Invalid(f"The body has {len(request.body)} bytes; up to {history.MAX_BODY} are taken at a time.")
+    return {"offset": history.add(run, offset, request.body)}
 
 
 @router.get("/runs/{uuid:run_id}/metrics/export", response={200: None, 404: Detail, 422: Detail})

@@ -18,6 +18,7 @@ from webapp.api.schemas import (
     CloneIn,
     Detail,
     EventOut,
+    ForkIn,
     Id,
     LogFile,
     LogPiece,
@@ -32,7 +33,8 @@ from webapp.api.schemas import (
     StopIn,
 )
 from webapp.checkpoints import files
-from webapp.runs import lifecycle, logs, services
+from webapp.checkpoints.models import Checkpoint
+from webapp.runs import forking, lifecycle, logs, services
 from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import Run
 from webapp.runs.problems import Problem, from_pydantic
@@ -91,13 +93,7 @@ def stop(request: HttpRequest, run_id: UUID, body: StopIn = StopIn(save=False)) 
 def resume(request: HttpRequest, run_id: UUID, body: ResumeIn = ResumeIn(checkpoint=None)) -> dict[str, Any]:
     """Queue a new attempt of an ended run. 409 when it is live."""
     run = get_own_run(request, run_id)
-    files.mark_deleted(run)
-    checkpoint = None
-    if body.checkpoint is not None:
-        checkpoint = run.checkpoints.filter(pk=body.checkpoint).first()
-        if checkpoint is None:
-            raise Http404(f"The run has no checkpoint {body.checkpoint}.")
-    lifecycle.resume(run, user_of(request), checkpoint)
+    lifecycle.resume(run, user_of(request), get_checkpoint(run, body.checkpoint))
     return as_out(request, run)
 
 
@@ -115,6 +111,21 @@ def clone(request: HttpRequest, run_id: UUID, body: CloneIn = CloneIn(spec=None,
     parent = get_run(run_id)
     spec = parent.run_spec() if body.spec is None and body.yaml is None else parse_spec(body)
     return Status(201, as_out(request, _create(request, spec, launch=False, parent=parent)))
+
+
+@router.post("/runs/{uuid:run_id}/fork", response={201: RunOut, **ERRORS})
+def fork(
+    request: HttpRequest, run_id: UUID, body: ForkIn = ForkIn(spec=None, yaml=None, checkpoint=None, launch=False)
+) -> Status[Any]:
+    """A new run that begins at step 0 with the weights of a checkpoint. Model and LoRA shape must stay; the rest may change."""
+    parent = get_run(run_id)
+    checkpoint = get_checkpoint(parent, body.checkpoint) or newest_checkpoint(parent)
+    if checkpoint is None:
+        raise Invalid(f"{parent.name} has no checkpoint to fork from; clone it to begin with the base model.")
+    spec = parent.run_spec() if body.spec is None and body.yaml is None else parse_spec(body)
+    if problems := forking.problems(spec, checkpoint):
+        raise Invalid.of(problems)
+    return Status(201, as_out(request, _create(request, spec, launch=body.launch, checkpoint=checkpoint)))
 
 
 @router.delete("/runs/{uuid:run_id}", response={204: None, **ERRORS})
@@ -202,15 +213,37 @@ def parse_spec(body: SpecIn) -> RunSpec:
         raise Invalid.of([Problem("", f"{error}.")]) from error
 
 
+def get_checkpoint(run: Run, checkpoint_id: int | None) -> Checkpoint | None:
+    """The run's checkpoint of this id; None for None. Raises Http404."""
+    files.mark_deleted(run)
+    if checkpoint_id is None:
+        return None
+    found = run.checkpoints.select_related("run").filter(pk=checkpoint_id).first()
+    if found is None:
+        raise Http404(f"The run has no checkpoint {checkpoint_id}.")
+    return found
+
+
+def newest_checkpoint(run: Run) -> Checkpoint | None:
+    return run.checkpoints.select_related("run").filter(deleted_at=None).order_by("-attempt__number", "-step").first()
+
+
 def check(spec: RunSpec) -> None:
     """Raises Invalid when the run could not start."""
     if problems := services.check_spec(spec):
         raise Invalid.of(problems)
 
 
-def _create(request: HttpRequest, spec: RunSpec, *, launch: bool, parent: Run | None = None) -> Run:
+def _create(
+    request: HttpRequest,
+    spec: RunSpec,
+    *,
+    launch: bool,
+    parent: Run | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Run:
     check(spec)
-    run = services.create_run(spec, user_of(request), parent=parent)
+    run = services.create_run(spec, user_of(request), parent=parent, checkpoint=checkpoint)
     if launch:
         lifecycle.launch(run, user_of(request))
     return run
@@ -227,7 +260,8 @@ def as_row(run: Run, model: str) -> dict[str, Any]:
 def as_out(request: HttpRequest, run: Run) -> dict[str, Any]:
     """A run for RunOut."""
     return {
-        **as_row(run, run.spec.get("model", {}).get("path", "")), "parent": run.parent_id, "live": run.is_live,
+        **as_row(run, run.spec.get("model", {}).get("path", "")), "parent": run.parent_id,
+        "forked_step": run.forked_step, "live": run.is_live,
         "desired": run.desired, "spec": run.spec, "diagnosis": diagnosis_of(run),
         "attempts": list(run.attempts.select_related("host").order_by("number")),
         "url": request.build_absolute_uri(reverse("runs:detail", args=[run.pk])),

@@ -65,6 +65,15 @@ class CloneIn(SpecIn):
     """A changed spec, or nothing for an exact copy."""
 
 
+class ForkIn(SpecIn):
+    """A changed spec, or nothing for the same settings."""
+
+    checkpoint: int | None = Field(
+        None, ge=1, le=2**62, description="Id of one of the run's checkpoints; empty: newest."
+    )
+    launch: bool = Field(False, description="Queue it at once; otherwise it stays a draft.")
+
+
 class RunRow(Schema):
     """A run in a list. `summary` has the latest step, reward, tok_s, staleness, time (Unix seconds) and max_steps."""
 
@@ -121,6 +130,7 @@ class DiagnosisOut(Schema):
 
 class RunOut(RunRow):
     parent: UUID | None
+    forked_step: int | None = Field(description="Step of the parent's checkpoint whose weights this run begins with.")
     desired: str
     live: bool
     spec: dict[str, Any]
@@ -206,6 +216,27 @@ class LogPiece(Schema):
     size: int
     text: str
     partial: str
+
+
+class ImportIn(Strict):
+    """A run that was trained elsewhere."""
+
+    name: str = Field(min_length=1, max_length=120)
+    source: str = Field(min_length=1, max_length=40, description="Where it comes from, such as wandb.")
+    config: dict[str, Any] = Field({}, description="Its settings, kept as they are.")
+    tags: list[str] = []
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    failed: bool = False
+
+
+class Imported(Schema):
+    id: UUID
+    url: str = Field(description="Its page.")
+
+
+class Stored(Schema):
+    offset: int = Field(description="Bytes stored so far: where the next batch begins.")
 
 
 class RewardIn(Strict):
