@@ -17,6 +17,7 @@ from trainer_core.loss import MetricValue
 from trainer_core.metrics import MetricBuffer
 from trainer_core.packing.collator import PackedRow
 from trainer_core.rollout.types import RolloutSample
+from trainer_core.system import SystemMonitor
 
 MicroBatchRows = Sequence[PackedRow]
 Value = float | tuple[float, float]
@@ -35,6 +36,7 @@ class StepReport:
         self.log = MetricBuffer()
         self.seconds: dict[str, float] = defaultdict(float)
         self._device = device
+        self._system = SystemMonitor()
         self._started = time.perf_counter()
         self._loss = 0.0
         self._row_values: list[tuple[str, Value]] = []
@@ -144,6 +146,8 @@ class StepReport:
             self.add("perf/gpu_mem_peak_gib", torch.cuda.max_memory_allocated(self._device) / 2**30)
             torch.cuda.reset_peak_memory_stats(self._device)
         self.add("perf/cpu_mem_peak_gib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        for name, value in self._system.sample().items():
+            self.add(name, value)
         self.seconds.clear()
         return self.step.flush()
 
