@@ -204,12 +204,12 @@ def generate(base: Path, adapter: Path) -> str:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
+    tokenizer: Any = AutoTokenizer.from_pretrained(base)
+    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
     messages = [{"role": "user", "content": "Solve the following multiplication: 6 * 7. Give only the result."}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     output = model.generate(**prompt, max_new_tokens=16, do_sample=False)
-    text = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    text: str = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
     if not text.strip():
         raise Failed("the downloaded adapter generated no text")
     return text.strip()
