@@ -80,6 +80,24 @@ def load_rollout_state(folder: Path) -> RolloutState:
     return RolloutState.from_json(path.read_text())
 
 
+def starting_point(weights: Path, folder: Path, batch_size: int) -> Path:
+    """A checkpoint of step 0 in `folder` with the weights or adapter of another run: new optimizer, every prompt to do.
+
+    Its weight version is 1, so that generation waits until the servers have these weights rather than the base model's.
+    `batch_size` is the trainer's per device, which transformers compares.
+    """
+    from transformers import TrainerState  # heavy, and rarely needed
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in weights.iterdir():
+        link = folder / path.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.resolve())
+    TrainerState(train_batch_size=batch_size).save_to_json(str(folder / "trainer_state.json"))
+    save_rollout_state(folder, RolloutState(weight_version=1))
+    return folder
+
+
 def write_adapter_card(folder: Path, *, base_model: str, step: int, rewards: list[str], loss_type: str) -> None:
     """README.md of an adapter folder, as the hub and PEFT users expect it."""
     (folder / "README.md").write_text(

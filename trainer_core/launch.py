@@ -49,15 +49,24 @@ def train(arguments: argparse.Namespace, spool: Spool) -> None:
     _check_model(arguments.model)
     if arguments.resume is not None:
         _check_checkpoint(arguments.resume)
+    if arguments.start_from is not None and not arguments.start_from.is_dir():
+        raise ValueError(f"the weights to start from, {arguments.start_from}, do not exist")
     _set_threads()
 
+    from trainer_core.checkpoint import starting_point
     from trainer_core.rollout.datasets import load_prompts
 
     train_dataset = load_prompts(spec.data)
+    held_out = spec.evaluation_data()
+    eval_dataset = None if held_out is None else load_prompts(held_out)
     reward_funcs = _rewards(spec, arguments.run_dir)
 
-    trainer = build_trainer(spec, arguments, train_dataset, reward_funcs)
-    trainer.train(resume_from_checkpoint=None if arguments.resume is None else str(arguments.resume))
+    trainer = build_trainer(spec, arguments, train_dataset, reward_funcs, eval_dataset)
+    resume = arguments.resume
+    if arguments.start_from is not None:
+        batch_size = spec.training.per_device_train_batch_size
+        resume = starting_point(arguments.start_from, arguments.attempt_dir / "start", batch_size)
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     step, order = trainer.state.global_step, trainer.stop_order
     if order is None:
         spool.event(step, "info", "finished", f"Training finished after {step} steps.")
@@ -65,7 +74,9 @@ def train(arguments: argparse.Namespace, spool: Spool) -> None:
         spool.event(step, "info", "stopped", f"Training was stopped after {step} steps.", order=order)
 
 
-def build_trainer(spec: RunSpec, arguments: argparse.Namespace, train_dataset: Any, reward_funcs: list[Any]) -> Any:
+def build_trainer(
+    spec: RunSpec, arguments: argparse.Namespace, train_dataset: Any, reward_funcs: list[Any], eval_dataset: Any = None
+) -> Any:
     """The trainer of a spec, with its model loaded."""
     from transformers import PrinterCallback
 
@@ -76,6 +87,7 @@ def build_trainer(spec: RunSpec, arguments: argparse.Namespace, train_dataset: A
         reward_funcs,
         args=config_of(spec, arguments.run_dir, arguments.attempt_dir, arguments.server),
         train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
         peft_config=lora_of(spec),
     )
     trainer.remove_callback(PrinterCallback)
@@ -134,6 +146,8 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         vllm_importance_sampling_clip_min=training.importance_sampling_min,
         vllm_importance_sampling_clip_max=training.importance_sampling_max,
         weight_sync_steps=training.weight_sync_steps,
+        eval_steps=spec.evaluation.every_steps,
+        eval_num_generations=spec.evaluation.num_generations,
         save_strategy="steps",
         save_steps=spec.checkpoints.save_steps,
         save_total_limit=spec.checkpoints.save_total_limit,
@@ -182,7 +196,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attempt-dir", type=Path, required=True, help="folder of the attempt: control file and spool")
     parser.add_argument("--model", required=True, help="folder or hub id of the model, as the server serves it")
     parser.add_argument("--server", action="append", required=True, help="URL of a vLLM server; repeat for replicas")
-    parser.add_argument("--resume", type=Path, help="checkpoint folder to continue from")
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--resume", type=Path, help="checkpoint folder to continue from")
+    begin.add_argument("--start-from", type=Path, help="folder of weights, or of an adapter, that step 0 begins with")
     return parser
 
 

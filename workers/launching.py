@@ -16,7 +16,10 @@ NOT_FOR_CHILDREN = ("DATABASE_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """What a trainer is started with. `rendezvous_port` is needed with more than one process."""
+    """What a trainer is started with. `rendezvous_port` is needed with more than one process.
+
+    `resume` is a checkpoint of the run; `start` holds the weights a forked run begins with while it has none of its own.
+    """
 
     run_dir: Path
     attempt_dir: Path
@@ -25,6 +28,7 @@ class TrainerPlan:
     resume: Path | None
     processes: int
     rendezvous_port: int | None
+    start: Path | None = None
 
 
 def train_command(plan: TrainerPlan) -> Command:
@@ -43,6 +47,8 @@ def train_command(plan: TrainerPlan) -> Command:
         argv += ["--server", server]
     if plan.resume is not None:
         argv += ["--resume", str(plan.resume)]
+    elif plan.start is not None:
+        argv += ["--start-from", str(plan.start)]
     return Command(argv, {})
 
 

@@ -55,6 +55,7 @@ def check_inputs(attempt: Attempt, spec: RunSpec) -> Path | None:
     """
     if problems := check_spec(spec):
         raise CannotStart(problems[0].message)
+    starting_weights(attempt)
     checkpoint = attempt.resumed_from
     if checkpoint is None:
         return None
@@ -64,6 +65,19 @@ def check_inputs(attempt: Attempt, spec: RunSpec) -> Path | None:
             "another one."
         )
     return checkpoint.folder
+
+
+def starting_weights(attempt: Attempt) -> Path | None:
+    """The weights that a forked run begins with; None for other runs. Raises CannotStart when they are not here."""
+    run = attempt.run
+    if run.forked_step is None:
+        return None
+    if not run.starting_weights.is_dir():
+        raise CannotStart(
+            f"The weights of step {run.forked_step} that this run was forked from are not on this host "
+            f"({run.starting_weights} is no folder); fork again from a checkpoint that is."
+        )
+    return run.starting_weights
 
 
 def find_model(spec: RunSpec, folder: Path, tick: Callable[[str], None]) -> Path:

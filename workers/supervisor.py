@@ -33,7 +33,14 @@ from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State  # no
 from workers import failures, leases, processes  # noqa: E402
 from workers.ending import Outcome, conclude, last_event, persist, trainer_outcome  # noqa: E402
 from workers.launching import TrainerPlan, environment, train_command  # noqa: E402
-from workers.preparation import CannotStart, check_inputs, find_model, prepare_folder, write_atomically  # noqa: E402
+from workers.preparation import (  # noqa: E402
+    CannotStart,
+    check_inputs,
+    find_model,
+    prepare_folder,
+    starting_weights,
+    write_atomically,
+)
 from workers.server import Server  # noqa: E402
 from workers.serving import Command, serve_command  # noqa: E402
 from workers.shipping import Shipper  # noqa: E402
@@ -108,7 +115,8 @@ class Supervisor:
             ranks = max(1, len(held.trainer_gpus))
             rendezvous = leases.lease_port(self.attempt, "trainer rendezvous") if ranks > 1 else None
             plan = TrainerPlan(
-                self.run.folder, self.attempt.folder, model, [self.server.url], resume, ranks, rendezvous
+                self.run.folder, self.attempt.folder, model, [self.server.url], resume, ranks, rendezvous,
+                start=starting_weights(self.attempt),
             )  # fmt: skip
             command = self.train_command(plan)
             env = environment(str(self.attempt.pk), held.trainer_gpus, held.device, command.env)

@@ -38,12 +38,21 @@ def make_host(name: str = "workbench") -> Host:
     return host
 
 
+def seeded_spec() -> RunSpec:
+    """The sample's settings, with 40 steps and a checkpoint every 20 whatever the sample itself has."""
+    spec = sample_spec()
+    return spec.model_copy(update={
+        "training": spec.training.model_copy(update={"max_steps": 40}),
+        "checkpoints": spec.checkpoints.model_copy(update={"save_steps": 20}),
+    })  # fmt: skip
+
+
 def make_run(
     owner: User, name: str = "products, LoRA r=16", *, state: str = State.RUNNING, steps: int = 24, spec: RunSpec | None = None,
     reason: str = "", rollouts: bool = True, lease: bool = False, seed: int = 0,
 ) -> Run:  # fmt: skip
     """A run in `state` with `steps` optimizer steps reported; its checkpoint folders and logs exist on disk."""
-    spec = (spec or sample_spec()).model_copy(update={"name": name})
+    spec = (spec or seeded_spec()).model_copy(update={"name": name})
     run = services.create_run(spec, owner)
     if state == State.DRAFT:
         return run

@@ -124,3 +124,22 @@ def test_a_control_file_is_whole_or_not_there(tmp_path: Path) -> None:
         write_atomically(path, text)
         assert path.read_text() == text
     assert [file.name for file in tmp_path.iterdir()] == ["control"]
+
+
+def test_a_fork_starts_from_its_copy_of_the_weights_and_says_when_they_are_not_here(attempt: Any) -> None:
+    from workers.launching import TrainerPlan, train_command
+    from workers.preparation import CannotStart, starting_weights
+
+    assert starting_weights(attempt) is None
+    attempt.run.forked_step = 20
+    with pytest.raises(CannotStart, match="weights of step 20 that this run was forked from are not on this host"):
+        starting_weights(attempt)
+    attempt.run.starting_weights.mkdir(parents=True)
+    start = starting_weights(attempt)
+    assert start == attempt.run.folder / "start"
+    plan = TrainerPlan(attempt.run.folder, attempt.folder, Path("/m"), ["http://s"], None, 1, None, start=start)
+    assert train_command(plan).argv[-2:] == ["--start-from", str(start)]
+    resumed = TrainerPlan(
+        attempt.run.folder, attempt.folder, Path("/m"), ["http://s"], Path("/c"), 1, None, start=start
+    )
+    assert train_command(resumed).argv[-2:] == ["--resume", "/c"]

@@ -36,10 +36,7 @@ def login(options: argparse.Namespace) -> int:
 
 def launch(options: argparse.Namespace) -> int:
     api = Api.configured()
-    try:
-        text = sys.stdin.read() if options.spec == "-" else Path(options.spec).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"{options.spec} can't be read: {error}.", 2) from error
+    text = _read(options.spec)
     run = api.call("POST", "/runs", json={"yaml": text, "launch": not options.draft})
     print(f"{run['name']}  {run['id']}  {run['state']}\n{run['url']}")
     return follow_run(api, run["id"]) if options.follow else 0
@@ -102,6 +99,17 @@ def runs_resume(options: argparse.Namespace) -> int:
     run = find_run(api, options.run)
     body = {} if options.checkpoint is None else {"checkpoint": options.checkpoint}
     print(api.call("POST", f"/runs/{run['id']}/resume", json=body)["reason"])
+    return follow_run(api, run["id"]) if options.follow else 0
+
+
+def runs_fork(options: argparse.Namespace) -> int:
+    api = Api.configured()
+    parent = find_run(api, options.run)
+    body: dict[str, Any] = {"checkpoint": options.checkpoint, "launch": options.launch or options.follow}
+    if options.spec:
+        body["yaml"] = _read(options.spec)
+    run = api.call("POST", f"/runs/{parent['id']}/fork", json=body)
+    print(f"{run['name']}  {run['id']}  {run['state']}, from step {run['forked_step']}\n{run['url']}")
     return follow_run(api, run["id"]) if options.follow else 0
 
 
@@ -191,6 +199,14 @@ def runs_download(options: argparse.Namespace) -> int:
         download(api, file["url"], folder.joinpath(*name.parts), file["size"])
     print(f"Downloaded step {checkpoint['step']} ({checkpoint['kind']}, {len(files)} files) to {folder}.")
     return 0
+
+
+def _read(name: str) -> str:
+    """A file's text, or standard input for "-". Raises Failure."""
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"{name} can't be read: {error}.", 2) from error
 
 
 def _print_json(value: Any) -> int:

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
-from webapp.runs import forms, lifecycle, previews, services
+from webapp.checkpoints.models import Checkpoint
+from webapp.runs import forking, forms, lifecycle, previews, services
 from webapp.runs.models import Run, State
 from webapp.runs.problems import Problem, from_pydantic
 from webapp.runs.sample import sample_spec
@@ -41,6 +42,14 @@ def _parent(request: HttpRequest) -> Run | None:
         return None
 
 
+def _fork(request: HttpRequest, parent: Run | None) -> Checkpoint | None:
+    """The checkpoint of the parent that a fork begins with, named by `checkpoint`."""
+    text = request.POST.get("checkpoint") or request.GET.get("checkpoint") or ""
+    if parent is None or not text.isdigit():
+        return None
+    return get_object_or_404(parent.checkpoints.select_related("run"), pk=text, deleted_at=None)
+
+
 def _get_draft(request: HttpRequest, run_id: UUID) -> Run:
     run = get_object_or_404(Run, pk=run_id)
     if not services.may_change(_user(request), run):
@@ -55,7 +64,8 @@ def new(request: HttpRequest) -> HttpResponse:
         return _handle(request, None, parent)
     if parent:
         spec = parent.run_spec()
-        spec = spec.model_copy(update={"name": f"{spec.name[:110]} (copy)"})
+        word = "fork" if _fork(request, parent) else "copy"
+        spec = spec.model_copy(update={"name": f"{spec.name[:110]} ({word})"})
     else:
         spec = sample_spec() if request.GET.get("preset") == "sample" else RunSpec()
     return _page(request, forms.from_spec(spec), parent=parent)
@@ -79,6 +89,8 @@ def check(request: HttpRequest) -> JsonResponse:
     answer: dict[str, Any] = {"facts": [], "prompts": [], "diff": []}
     if spec is not None:
         problems = services.check_spec(spec)
+        if checkpoint := _fork(request, _parent(request)):
+            problems = [*forking.problems(spec, checkpoint), *problems]
         answer["facts"] = previews.facts(spec)
         if not any(problem.field.startswith("data") for problem in problems):
             try:
@@ -103,22 +115,34 @@ def _handle(request: HttpRequest, run: Run | None, parent: Run | None) -> HttpRe
     spec, problems = forms.validate(request.POST)
     if spec is not None and action == "export":
         return yaml_response(spec)
+    checkpoint = _fork(request, parent) if run is None else None
     if spec is not None and action == "launch":
         problems = services.check_spec(spec)
+    if spec is not None and checkpoint is not None:
+        problems = [*problems, *forking.problems(spec, checkpoint)]
     if spec is None or problems:
         return _page(request, forms.from_post(request.POST, problems), run=run, parent=parent, status=422)
-    return _store(request, spec, run, parent, launch=action == "launch")
-
-
-def _store(request: HttpRequest, spec: RunSpec, run: Run | None, parent: Run | None, *, launch: bool) -> HttpResponse:
-    user = _user(request)
     if run is None:
-        run = services.create_run(spec, user, parent=parent)
-    elif not services.update_draft(run, spec, user):
+        run = services.create_run(spec, _user(request), parent=parent, checkpoint=checkpoint)
+        return _stored(request, run, launch=action == "launch")
+    return _update(request, spec, run, launch=action == "launch")
+
+
+def _update(request: HttpRequest, spec: RunSpec, run: Run, *, launch: bool) -> HttpResponse:
+    if run.forked_step is not None and not forking.same_weights(spec, run.run_spec()):
+        problem = "This draft begins with the weights of a checkpoint, so its model and LoRA settings stay as they are."
+        return _page(
+            request, forms.from_post(request.POST, [Problem("", problem)]), run=run, parent=run.parent, status=422
+        )
+    if not services.update_draft(run, spec, _user(request)):
         messages.error(request, "The run was launched meanwhile, so it was not changed.")
         return redirect("runs:detail", run.pk)
-    else:
-        run.refresh_from_db()
+    run.refresh_from_db()
+    return _stored(request, run, launch=launch)
+
+
+def _stored(request: HttpRequest, run: Run, *, launch: bool) -> HttpResponse:
+    user = _user(request)
     if launch:
         try:
             lifecycle.launch(run, user)
@@ -158,7 +182,8 @@ def _page(
     status: int = 200,
 ) -> HttpResponse:  # fmt: skip
     context = {
-        "form": form, "run": run, "parent": parent, "yaml": yaml, "reward_choices": forms.reward_choices(),
+        "form": form, "run": run, "parent": parent, "yaml": yaml, "checkpoint": None if run else _fork(request, parent),
+        "reward_choices": forms.reward_choices(),
         "empty_row": forms.empty_reward_row("__index__"),
     }  # fmt: skip
     return render(request, "runs/form.html", context, status=status)

@@ -253,7 +253,7 @@ def _text(path: str, info: FieldInfo, value: Any) -> Any:
     if value is None:
         return ""
     if get_origin(inner) is dict:
-        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).strip() if value else ""
+        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n") if value else ""
     if get_origin(inner) is list:
         return ", ".join(value)
     return _plain(value)

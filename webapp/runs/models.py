@@ -46,6 +46,9 @@ class Run(models.Model):
     name = models.CharField(max_length=120)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
     parent = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="children")
+    forked_step = models.PositiveBigIntegerField(
+        null=True, help_text="Step of the parent's checkpoint whose weights this run begins with."
+    )
     spec = models.JSONField()
     tags = models.JSONField(default=list)
     state = models.CharField(max_length=10, choices=State.choices, default=State.DRAFT)
@@ -76,6 +79,11 @@ class Run(models.Model):
     def folder(self) -> Path:
         """The run's folder. Built from the id only, never from text a person typed."""
         return settings.RUNS_DIR / str(self.id)
+
+    @property
+    def starting_weights(self) -> Path:
+        """The weights or adapter that a forked run begins with: its own copy, so that the parent may be deleted."""
+        return self.folder / "start"
 
     @property
     def current_attempt(self) -> Attempt | None:

@@ -10,8 +10,10 @@ from django.db import transaction
 from trainer_core.rewards import BUILTINS
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
+from webapp.checkpoints.models import Checkpoint
 from webapp.hosts.models import Lease, PortLease
 from webapp.rewards.models import RewardFunction
+from webapp.runs import forking
 from webapp.runs.checks import check_spec, local_model
 from webapp.runs.lifecycle import Refused, record
 from webapp.runs.models import LIVE, Run, State
@@ -23,14 +25,26 @@ __all__ = [
 ]  # fmt: skip
 
 
-def create_run(spec: RunSpec, owner: User, *, parent: Run | None = None) -> Run:
-    """Store a draft. Studio rewards without a version get the newest one, so that the run never changes meaning."""
+def create_run(spec: RunSpec, owner: User, *, parent: Run | None = None, checkpoint: Checkpoint | None = None) -> Run:
+    """Store a draft. Studio rewards without a version get the newest one, so that the run never changes meaning.
+
+    With `checkpoint`, one of the parent's, it is a fork: it begins at step 0 with a copy of those weights. Raises Refused
+    when forking.problems has something to say.
+    """
     pinned = pin_rewards(spec)
+    if checkpoint is not None:
+        parent = checkpoint.run
+        if problems := forking.problems(spec, checkpoint):
+            raise Refused(problems[0].message)
     with transaction.atomic():
         run = Run.objects.create(
-            name=pinned.name, owner=owner, parent=parent, spec=pinned.model_dump(mode="json"), tags=pinned.tags
-        )
+            name=pinned.name, owner=owner, parent=parent, spec=pinned.model_dump(mode="json"), tags=pinned.tags,
+            forked_step=None if checkpoint is None else checkpoint.step,
+        )  # fmt: skip
         origin = f", cloned from {parent.name}" if parent else ""
+        if checkpoint is not None:
+            origin = f", forked from step {checkpoint.step} of {checkpoint.run.name}"
+            forking.copy_weights(checkpoint, run)
         record(run, "created", f"Created by {owner.username}{origin}.", actor=owner)
     return run
 

@@ -57,6 +57,33 @@ def test_resumed_run_is_bit_for_bit_the_run_that_went_on(
         assert left["values"]["learning_rate"] == right["values"]["learning_rate"]
 
 
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(r=4, target_modules="all-linear")])
+def test_a_fork_begins_at_step_0_with_the_weights_of_a_checkpoint_and_all_prompts_to_do(
+    make_trainer: MakeTrainer, tmp_path: Path, peft_config: Any
+) -> None:
+    origin = make_trainer(
+        groups(12), max_steps=3, save_strategy="steps", save_steps=3, peft_config=peft_config,
+        output_dir=str(tmp_path / "origin"),
+    )  # fmt: skip
+    origin.train()
+    expected = weights(origin)
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for path in (tmp_path / "origin" / "checkpoint-3").iterdir():
+        if path.suffix in (".safetensors", ".json") and path.name not in ("trainer_state.json", "rollout_state.json"):
+            (copied / path.name).write_bytes(path.read_bytes())
+
+    start = checkpoint.starting_point(copied, tmp_path / "fork" / "start", 4)
+    settings: dict[str, Any] = {"max_steps": 2, "learning_rate": 1e-30, "output_dir": str(tmp_path / "fork")}
+    fork = make_trainer(groups(12), peft_config=peft_config, **settings)
+    fork.train(resume_from_checkpoint=str(start))
+    assert [line["step"] for line in spool_lines(fork, "metrics")] == [1, 2]
+    assert fork.sync.pushed == [1, 2, 3]  # the server gets the checkpoint's weights before anything is generated
+    assert fork.rollout_state.prompts_done() == 4
+    for name, value in weights(fork).items():
+        assert torch.equal(value, expected[name]), name
+
+
 def test_worker_gets_the_training_position_not_the_queue(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Samples that were only queued when the run ended are generated again."""
     first = make_trainer(groups(12), max_steps=2, save_strategy="steps", save_steps=2)
