@@ -6,7 +6,14 @@ trained since the last update, therefore begins to be trained at version v + (t 
 
     t + O < (max_staleness + 1) * samples_per_update
 
-is the condition. With max_staleness = 0 exactly the samples of one update are out at a time: the run is synchronous.
+is the condition. Groups that finish early overtake slow ones, though. If all others are trained first, a group that was
+dispatched at version u and is still under way at version v is trained in time when
+
+    t + O < (u + max_staleness + 1 - v) * samples_per_update
+
+so nothing is dispatched while that does not hold for the oldest group under way: those behind a slow group wait for it, and it
+is not dropped. bench/pacing.py shows what that costs and saves. With max_staleness = 0 exactly the samples of one update are
+out at a time: the run is synchronous.
 Groups are whole: the last one admitted may reach over the bound when an update is no multiple of the group size, since
 holding it back would leave the trainer waiting for ever.
 """
@@ -33,6 +40,7 @@ class StalenessAdmission:
         self._samples_per_update = float(samples_per_update)
         self._fixed = fixed
         self._outstanding: dict[str, int] = {}
+        self._under_way: dict[str, int] = {}  # version at dispatch, in the order of dispatch
         self._trained = 0
         self._history: list[int] = []
         self._extra = False
@@ -44,7 +52,9 @@ class StalenessAdmission:
 
     @property
     def limit(self) -> float:
-        return (self.max_staleness + 1) * self._samples_per_update
+        """Samples that may be trained or promised since the last update."""
+        oldest = next(iter(self._under_way.values()), self.version)
+        return (oldest + self.max_staleness + 1 - self.version) * self._samples_per_update
 
     def may_dispatch(self) -> bool:
         return self._extra or self._trained + self.outstanding < self.limit
@@ -52,18 +62,22 @@ class StalenessAdmission:
     def dispatched(self, group_id: str, samples: int) -> None:
         """A group is under way and will give about so many samples."""
         self._outstanding[group_id] = samples
+        self._under_way[group_id] = self.version
         self._extra = False
 
     def scored(self, group_id: str, samples: int) -> None:
-        """The group turned out to give so many samples."""
+        """The group turned out to give so many samples, which are on their way to the queue: nothing overtakes them."""
         self._outstanding[group_id] = samples
+        self._under_way.pop(group_id, None)
 
     def released(self, group_id: str) -> None:
         """The group gives nothing (dropped or failed): its slot is free at once."""
+        self._under_way.pop(group_id, None)
         self._outstanding.pop(group_id, None)
 
     def consumed(self, group_id: str, *, trained: int) -> None:
         """The trainer is done with the group, of which it trained so many samples."""
+        self._under_way.pop(group_id, None)
         self._outstanding.pop(group_id, None)
         self._trained += trained
 
