@@ -110,7 +110,7 @@ def demo(
     facts = {"seed": spec.training.seed, "first_step_s": first_step_s, "run_s": ran_s}
     (folder / "curve.json").write_text(json.dumps({**facts, "reward": rewards, **timings}))
     text = generate(Path(environment["OFFBEAT_MODELS"]) / "smollm2-135m-instruct", adapter)
-    print(f"The adapter, loaded with peft, answers 'What is 6 times 7?'-style prompts: {text!r}", flush=True)
+    print(f"The downloaded adapter, loaded with peft, was asked for 6 * 7 and answers: {text!r}", flush=True)
     if last < REWARD_GOAL or last - first < GAIN_GOAL:
         raise Failed(
             f"reward went from {first:.3f} to {last:.3f}; at least {REWARD_GOAL} and a gain of {GAIN_GOAL} are promised"
