@@ -13,23 +13,29 @@ from trainer_core.config import AsyncGRPOConfig
 RewardFunc = Callable[..., Any]
 
 
-def check_arguments(model: Any, eval_dataset: Any, train_dataset: Any, peft_config: PeftConfig | None) -> None:
+def check_arguments(
+    model: Any, eval_dataset: Any, train_dataset: Any, peft_config: PeftConfig | None, config: AsyncGRPOConfig
+) -> None:
     """Raises TypeError, ValueError or NotImplementedError."""
     if not isinstance(model, str):
         raise TypeError(f"model is a {type(model).__name__}; give a path or hub id, the server loads it too")
+    _check_rows("train_dataset", train_dataset)
     if eval_dataset is not None:
-        raise NotImplementedError("eval_dataset is not supported yet; leave it None")
-    if not isinstance(train_dataset, Dataset):
-        raise TypeError(
-            f"train_dataset is a {type(train_dataset).__name__}; a datasets.Dataset (not a stream) is needed"
-        )
-    if "prompt" not in train_dataset.column_names:
-        found = ", ".join(train_dataset.column_names) or "no columns"
-        raise ValueError(f"train_dataset has no 'prompt' column; found {found}")
-    if not len(train_dataset):
-        raise ValueError("train_dataset has no rows")
+        _check_rows("eval_dataset", eval_dataset)
+    if (eval_dataset is None) != (config.eval_steps is None):
+        given, missing = ("eval_steps", "eval_dataset") if eval_dataset is None else ("eval_dataset", "eval_steps")
+        raise ValueError(f"{given} is given without {missing}; evaluation needs both")
     if peft_config is not None and not isinstance(peft_config, LoraConfig):
         raise NotImplementedError(f"peft_config is a {type(peft_config).__name__}; only LoraConfig is supported")
+
+
+def _check_rows(name: str, rows: Any) -> None:
+    if not isinstance(rows, Dataset):
+        raise TypeError(f"{name} is a {type(rows).__name__}; a datasets.Dataset (not a stream) is needed")
+    if "prompt" not in rows.column_names:
+        raise ValueError(f"{name} has no 'prompt' column; found {', '.join(rows.column_names) or 'no columns'}")
+    if not len(rows):
+        raise ValueError(f"{name} has no rows")
 
 
 def reward_list(functions: RewardFunc | Sequence[RewardFunc] | None, config: AsyncGRPOConfig) -> list[RewardFunc]:

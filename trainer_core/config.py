@@ -90,6 +90,7 @@ class AsyncGRPOConfig(TrainingArguments):
     max_generation_failures: int = _option(10, "Consecutive failed rollouts before the run fails.")
 
     # Evaluation and reporting
+    eval_steps: float | None = _option(None, "Optimizer steps between two evaluations of eval_dataset.")
     eval_num_generations: int = _option(1, "Rollouts per evaluation prompt.")
     log_completions: bool = _option(False, "Print completions of each step.")
     num_completions_to_print: int | None = _option(None, "How many of them; None: all.")
@@ -103,6 +104,8 @@ class AsyncGRPOConfig(TrainingArguments):
         if self.bf16 and not torch.cuda.is_available():
             self.use_cpu = True  # otherwise TrainingArguments asks for a GPU before it allows bf16
         self.ignore_data_skip = True
+        if self.eval_steps is not None and self.eval_strategy == "no":
+            self.eval_strategy = "steps"
         self.remove_unused_columns = False
         if self.gradient_checkpointing and self.gradient_checkpointing_kwargs is None:
             # The re-entrant kind needs inputs with gradients, which LoRA on frozen embeddings does not have.
@@ -175,6 +178,11 @@ class AsyncGRPOConfig(TrainingArguments):
                 f"an optimizer step holds {self.samples_per_step} samples (per_device_train_batch_size x "
                 f"gradient_accumulation_steps x processes), which is not a multiple of num_generations {self.num_generations}"
             )
+        if self.eval_steps is not None and (self.eval_steps < 1 or self.eval_steps % self.weight_sync_steps):
+            raise ValueError(
+                f"eval_steps is {self.eval_steps}; it must be a multiple of weight_sync_steps ({self.weight_sync_steps}), "
+                "since the servers have the weights of those steps only"
+            )
         if not self.server_urls:
             raise ValueError("vllm_server_base_url is empty; give the URL of at least one vLLM server")
 
@@ -197,10 +205,14 @@ class AsyncGRPOConfig(TrainingArguments):
             raise NotImplementedError("use_liger_kernel is not supported; the loss needs log-probabilities of its own")
         if self.auto_find_batch_size:
             raise NotImplementedError("auto_find_batch_size is not supported; lower token_budget to save memory")
-        if self.eval_strategy != "no" or self.eval_on_start:
-            raise NotImplementedError("evaluation during training is not supported yet; set eval_strategy to 'no'")
+        if self.eval_strategy not in ("no", "steps") or self.eval_on_start:
+            raise NotImplementedError(
+                "evaluation happens every eval_steps steps; leave eval_strategy and eval_on_start unset"
+            )
         if self.load_best_model_at_end:
-            raise NotImplementedError("load_best_model_at_end needs evaluation, which is not supported yet")
+            raise NotImplementedError(
+                "load_best_model_at_end is not supported; load the checkpoint of the step you want"
+            )
         if self.neftune_noise_alpha is not None:
             raise NotImplementedError(
                 "neftune_noise_alpha would make the trainer differ from the server; leave it unset"

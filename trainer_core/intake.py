@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from trainer_core.rollout.messages import (
+    EvaluationDone,
     GroupConsumed,
     GroupDropped,
     ServerBack,
@@ -68,6 +69,7 @@ class SampleIntake:
         self.worker = worker
         self.state = state
         self.order: Order | None = None
+        self.evaluation: EvaluationDone | None = None
         self._max_staleness = max_staleness
         self._prompts_wanted = prompts_wanted
         self._control_path = control_path
@@ -157,5 +159,7 @@ class SampleIntake:
             self._event("warning", "server_lost", text, url=message.url)
         elif isinstance(message, ServerBack):
             self._server_back(message.url)
+        elif isinstance(message, EvaluationDone):
+            self.evaluation = message
         else:
             raise TypeError(f"the rollout worker sent a {type(message).__name__}, which the trainer does not know")

@@ -76,6 +76,7 @@ METRICS: tuple[Metric, ...] = (
         frac_reward_zero_std | | ratio | Share of scored groups whose rewards are all equal; they teach nothing.
         eval/reward | | mean | Mean reward on the evaluation set.
         eval/pass@1 | | mean | Share of evaluation rollouts with a positive reward.
+        eval/duration_s | s | mean | How long the evaluation took; the trainer waits for it.
         eval/pass@k | | mean | Share of evaluation prompts with at least one positive rollout.
     """),
     *_rows("queue", """

@@ -231,6 +231,28 @@ class CheckpointSpec(Section):
     )
 
 
+class EvaluationSpec(Section):
+    """How the model does on prompts that it is not trained on. Training waits while the server answers them."""
+
+    every_steps: int | None = Field(
+        None, ge=1, title="Evaluate every (steps)", description="Optimizer steps between two evaluations; empty: none."
+    )
+    source: str = Field(
+        "", title="Evaluation dataset",
+        description="As the dataset of training; empty: the same reasoning-gym task with the seed below.",
+    )  # fmt: skip
+    split: str = Field("test", title="Split", description="Split of a hub dataset.", json_schema_extra=ADVANCED)
+    size: int = Field(50, ge=1, title="Generated rows", description="How many rows a reasoning-gym generator makes.")
+    seed: int = Field(4242, title="Evaluation seed", description="Seed of the generator; differs from the data seed.")
+    num_generations: int = Field(
+        1,
+        ge=1,
+        le=512,
+        title="Rollouts per prompt",
+        description="k of pass@k, the share of prompts solved at least once.",
+    )
+
+
 class RunSpec(Section):
     """What a run is.
 
@@ -252,6 +274,7 @@ class RunSpec(Section):
     lora: LoraSpec = Field(default_factory=LoraSpec, title="LoRA")
     server: ServerSpec = Field(default_factory=ServerSpec, title="Server")
     resources: ResourceSpec = Field(default_factory=ResourceSpec, title="Devices")
+    evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec, title="Evaluation")
     checkpoints: CheckpointSpec = Field(default_factory=CheckpointSpec, title="Checkpoints")
 
     @field_validator("name", "notes")
@@ -287,6 +310,40 @@ class RunSpec(Section):
                 f"trainer devices), which is not a multiple of {self.rollout.num_generations} rollouts per prompt"
             )
         return self
+
+    @model_validator(mode="after")
+    def _held_out(self) -> RunSpec:
+        every, generated = self.evaluation.every_steps, self.data.source.startswith("reasoning_gym:")
+        if every is None:
+            return self
+        if not self.evaluation.source and not generated:
+            raise ValueError(
+                "evaluation.source is empty; name a dataset to evaluate on, other than the one of training"
+            )
+        if not self.evaluation.source and self.evaluation.seed == self.data.seed:
+            raise ValueError(f"evaluation.seed is {self.data.seed}, as data.seed; another one makes other prompts")
+        if every % self.training.weight_sync_steps:
+            raise ValueError(
+                f"evaluation.every_steps is {every}, which is not a multiple of training.weight_sync_steps "
+                f"{self.training.weight_sync_steps}; the server has the weights of those steps only"
+            )
+        return self
+
+    def evaluation_data(self) -> DataSpec | None:
+        """Where evaluation prompts come from; None without evaluation. Options and suffix are those of training."""
+        wanted = self.evaluation
+        if wanted.every_steps is None:
+            return None
+        source = wanted.source or self.data.source
+        options = self.data.options if source.startswith("reasoning_gym:") else {}
+        changes = {
+            "source": source,
+            "options": options,
+            "split": wanted.split,
+            "size": wanted.size,
+            "seed": wanted.seed,
+        }
+        return self.data.model_copy(update=changes)
 
     @property
     def samples_per_step(self) -> int:

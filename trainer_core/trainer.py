@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from trainer_core import checkpoint
+from trainer_core import checkpoint, evaluation
 from trainer_core.attention.backends import choose_backend
 from trainer_core.attention.interface import uses_softcap
 from trainer_core.checks import RewardFunc, check_arguments, check_router, reward_list
@@ -75,7 +75,7 @@ class AsyncGRPOTrainer(Trainer):
         environment_factory: Callable[..., Any] | None = None,
     ) -> None:
         args = args or AsyncGRPOConfig(output_dir="trainer_output")
-        check_arguments(model, eval_dataset, train_dataset, peft_config)
+        check_arguments(model, eval_dataset, train_dataset, peft_config, args)
         self.model_path = model
         self.reward_funcs = reward_list(reward_funcs, args)
         self._worker_arguments: dict[str, Any] = {
@@ -83,6 +83,7 @@ class AsyncGRPOTrainer(Trainer):
             "loop_cls": self.loop_cls,
             "model_path": model,
             "train_dataset": train_dataset,
+            "eval_dataset": eval_dataset,
             "reward_funcs": self.reward_funcs,
             "reward_weights": args.reward_weights or [1.0] * len(self.reward_funcs),
             "tools": tools,
@@ -102,6 +103,7 @@ class AsyncGRPOTrainer(Trainer):
             model=policy,
             args=args,
             train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
             processing_class=processing_class,
             callbacks=[*(callbacks or []), _StepClock(self)],
             optimizers=optimizers,
@@ -334,6 +336,27 @@ class AsyncGRPOTrainer(Trainer):
         if not self._stepped:
             self._stepped = True
             self._event("info", "first_step", f"First optimizer step after {values['perf/step_s']:.0f} s.")
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:  # type: ignore[override]
+        """Let the rollout worker evaluate the weights of this step; training goes on when it is done.
+
+        Returns the metrics by the names that transformers compares, eval_reward and so on. Only during `train`.
+        """
+        if self.sync is None:
+            raise RuntimeError("evaluation needs the servers and the rollout worker, so it works only during train()")
+        step = self.state.global_step
+        found: list[Any] = [{}]
+        if self.worker is not None:
+            found = [evaluation.evaluate(self.worker, self.intake, step, self._event)]
+        if self.args.world_size > 1:
+            broadcast_object_list(found)
+        if self.spool is not None:
+            self.spool.metrics(step, found[0])
+        self.report.restart()
+        metrics = {name.replace("/", "_"): value for name, value in found[0].items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     def _print_completions(self, step: int) -> None:
         for sample in self.planner.samples[: self.args.num_completions_to_print]:

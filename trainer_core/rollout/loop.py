@@ -24,8 +24,11 @@ from trainer_core.rollout.chat import Chat
 from trainer_core.rollout.client import Policy, Sampling, ServerUnavailable, VLLMClient
 from trainer_core.rollout.concurrency import ConcurrencyController
 from trainer_core.rollout.environments import EnvironmentPool
+from trainer_core.rollout.evaluation import EPOCH as EVALUATION_EPOCH
+from trainer_core.rollout.evaluation import Evaluation
 from trainer_core.rollout.link import Outbox, SampleTaken, TrainerWaits
 from trainer_core.rollout.messages import (
+    EvaluationRequested,
     GroupConsumed,
     GroupDropped,
     ServerBack,
@@ -34,7 +37,7 @@ from trainer_core.rollout.messages import (
     Stop,
     WeightsPushed,
 )
-from trainer_core.rollout.monitor import Monitor
+from trainer_core.rollout.monitor import EVALUATING, Monitor
 from trainer_core.rollout.reward_pool import RewardPool
 from trainer_core.rollout.score_stage import ScoreStage
 from trainer_core.rollout.slots import Slots
@@ -65,6 +68,7 @@ class LoopSetup:
     rollouts_path: Path | None
     outbox: Outbox
     wait_for_weights: bool
+    eval_rows: Any = None
 
 
 class AsyncRolloutLoop:
@@ -95,9 +99,11 @@ class AsyncRolloutLoop:
         self.slots = Slots(config.max_concurrent_rollouts)
         self.controller = ConcurrencyController(config.max_concurrent_rollouts, None)
         self.scoring = ScoreStage(self, given.pool, given.reward_weights, given.rollouts_path)
+        self.evaluation = Evaluation(self, given.eval_rows, given.pool, given.reward_weights)
         self.held_by_staleness = False
         self.groups: dict[str, asyncio.Task[None]] = {}
         self.open_groups: set[str] = set()
+        self._evaluations: set[asyncio.Task[None]] = set()
         self._state = given.state
         self._changed = asyncio.Event()
         self._weights_known = not given.wait_for_weights
@@ -172,7 +178,7 @@ class AsyncRolloutLoop:
             for task in done:
                 task.result()
         finally:
-            tasks += self.groups.values()
+            tasks += [*self.groups.values(), *self._evaluations]
             self._end.cancel()
             for task in tasks:
                 task.cancel()
@@ -208,7 +214,7 @@ class AsyncRolloutLoop:
         """One group, from its first request into the score queue."""
         try:
             size = self.config.num_generations
-            outcomes = await asyncio.gather(*(self._attempt(group_id, row_index, row, epoch) for _ in range(size)))
+            outcomes = await asyncio.gather(*(self.attempt(group_id, row_index, row, epoch) for _ in range(size)))
         except asyncio.CancelledError:
             if group_id not in self._doomed:
                 raise
@@ -224,10 +230,20 @@ class AsyncRolloutLoop:
         group = RolloutGroup(group_id, row_index, epoch, row, rollouts, version)
         await self.scoring.put(order, group)
 
-    async def _attempt(self, group_id: str, row_index: int, row: dict[str, Any], epoch: int) -> Rollout | Exception:
+    async def _evaluate(self, step: int) -> None:
+        EVALUATING.set(True)
+        await self._until(lambda: self._weights_known)
+        try:
+            self.outbox.send(await self.evaluation.run(step))
+        # nobody waits for this task: what ends it must end the run
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+
+    async def attempt(self, group_id: str, row_index: int, row: dict[str, Any], epoch: int) -> Rollout | Exception:
         """One rollout, run again from the start when a server went away under it; the error when it failed."""
         async with self.slots:
-            self._started_at_version.setdefault(group_id, self.policy.version)
+            if epoch != EVALUATION_EPOCH:
+                self._started_at_version.setdefault(group_id, self.policy.version)
             while True:
                 try:
                     rollout = await self.generate_one(row_index, row, epoch)
@@ -267,6 +283,10 @@ class AsyncRolloutLoop:
                 self.admission.trainer_starves()
         elif isinstance(message, ServersReady):
             self.client.mark_ready()
+        elif isinstance(message, EvaluationRequested):
+            task = asyncio.create_task(self._evaluate(message.step))
+            self._evaluations.add(task)
+            task.add_done_callback(self._evaluations.discard)
         elif isinstance(message, Stop):
             if not self._end.done():
                 self._end.set_result(None)

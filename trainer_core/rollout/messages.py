@@ -59,6 +59,20 @@ class GroupDropped:
 
 
 @dataclass
+class EvaluationDone:
+    """worker -> trainer: metrics of an evaluation by name, empty when nothing was scored.
+
+    `unscored` of the `rollouts` that were asked for could not be generated or scored, and are left out of `values`.
+    """
+
+    step: int
+    values: dict[str, float]
+    rollouts: int
+    unscored: int
+    seconds: float
+
+
+@dataclass
 class WorkerEvent:
     """worker -> trainer: goes to the spool as an event."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback as tracebacks
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from trainer_core.rollout.answers import ServerMetrics
@@ -23,14 +24,19 @@ SERVER_POLL_S = 2.0
 MAX_DISTINCT_EVENTS = 100
 
 
+EVALUATING: ContextVar[bool] = ContextVar("evaluating", default=False)
+"""Set in the task of an evaluation and what it starts: the metrics of rollouts, tools and environments are of training."""
+
+
 class MetricValues:
-    """Values since the last flush, by name; the trainer reduces them."""
+    """Values since the last flush, by name; the trainer reduces them. Those of an evaluation are left out."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float | tuple[float, float]]] = {}
 
     def add(self, name: str, value: float | tuple[float, float]) -> None:
-        self._values.setdefault(name, []).append(value)
+        if not EVALUATING.get():
+            self._values.setdefault(name, []).append(value)
 
     def take(self) -> dict[str, list[float | tuple[float, float]]]:
         values, self._values = self._values, {}

@@ -58,6 +58,7 @@ class Job:
     rollouts_path: Path | None
     state: RolloutState
     samples_per_step: int
+    eval_dataset: Any
 
 
 @dataclass(order=True)
@@ -90,6 +91,7 @@ class RolloutWorker:
         environment_factory: Callable[[], Any] | None,
         rollouts_path: Path | None,
         state: RolloutState | None,
+        eval_dataset: Any = None,
     ) -> None:
         state = state if state is not None else RolloutState()
         rows = len(train_dataset)
@@ -106,7 +108,7 @@ class RolloutWorker:
         self._heartbeat_stale_after_s = float(config.heartbeat_stale_after_s)
         self._job = Job(
             config, loop_cls, model_path, train_dataset, list(reward_funcs), list(reward_weights), list(tools or []),
-            environment_factory, rollouts_path, state, config.samples_per_step,
+            environment_factory, rollouts_path, state, config.samples_per_step, eval_dataset,
         )  # fmt: skip
         self._condition = threading.Condition()
         self._heap: list[_Entry] = []
@@ -186,6 +188,11 @@ class RolloutWorker:
                     return None
                 self._outbox.send(TrainerWaits())
                 self._condition.wait(min(left, WAIT_REPORT_S))
+
+    def check(self) -> None:
+        """Raise RolloutWorkerError when the worker is dead, has failed, or has been silent for too long."""
+        with self._condition:
+            self._raise_if_gone()
 
     def send(self, message: Any) -> None:
         """Send a message to the worker; never blocks."""
@@ -314,6 +321,7 @@ async def _run(job: Job, zygote: Zygote, inbound: Connection, outbox: Outbox) ->
             LoopSetup(
                 job.config, tokenizer, job.train_dataset, job.state, job.samples_per_step, pool, job.reward_weights, job.tools,
                 job.environment_factory, job.rollouts_path, outbox,
+                eval_rows=job.eval_dataset,
                 wait_for_weights=job.state.prompts_done() > 0 or job.state.weight_version > 0,
             )
         )  # fmt: skip

@@ -37,9 +37,8 @@ def make(server: StubServer, tiny_model: Path, tmp_path: Path) -> MakeTrainer:
     def build(
         rows: Any = 12, rewards: Any = (first_token,), state: RolloutState | None = None, **options: Any
     ) -> MiniTrainer:
-        fields = {
-            name: options.pop(name) for name in ("loop_cls", "tools", "environment_factory", "rows") if name in options
-        }
+        names = ("loop_cls", "tools", "environment_factory", "rows", "eval_rows")
+        fields = {name: options.pop(name) for name in names if name in options}
         return MiniTrainer(
             config_for(server.url, tmp_path, **options),
             prompts(rows) if isinstance(rows, int) else rows,

@@ -19,6 +19,8 @@ from trainer_core.metrics import MetricBuffer
 from trainer_core.rollout.link import Outbox, QueuedSample, SampleTaken, TrainerWaits
 from trainer_core.rollout.loop import AsyncRolloutLoop, LoopSetup
 from trainer_core.rollout.messages import (
+    EvaluationDone,
+    EvaluationRequested,
     GroupConsumed,
     GroupDropped,
     ServerBack,
@@ -59,11 +61,13 @@ class MiniTrainer:
     tools: list[Callable[..., Any]] = field(default_factory=list)
     environment_factory: Callable[[], Any] | None = None
     rollouts_path: Path | None = None
+    eval_rows: Any = None
     samples: list[RolloutSample] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     dropped: list[GroupDropped] = field(default_factory=list)
     events: list[WorkerEvent] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    evaluations: list[EvaluationDone] = field(default_factory=list)
     metrics: MetricBuffer = field(default_factory=MetricBuffer)
     trained: Counter[tuple[int, int]] = field(default_factory=Counter)
     step_s: float = 0.0
@@ -85,6 +89,7 @@ class MiniTrainer:
                 self.config, AutoTokenizer.from_pretrained(self.tokenizer_path), self.rows, state,
                 self.config.samples_per_step, pool, [1.0] * len(self.rewards), self.tools, self.environment_factory,
                 self.rollouts_path, cast(Outbox, self), wait_for_weights=self.state.prompts_done() > 0,
+                eval_rows=self.eval_rows,
             )
         )  # fmt: skip
         running = asyncio.create_task(self.loop.run())
@@ -111,6 +116,8 @@ class MiniTrainer:
             self.dropped.append(message)
             self.trained[message.epoch, message.row_index] += 1
             self.state.mark(message.epoch, message.row_index)
+        elif isinstance(message, EvaluationDone):
+            self.evaluations.append(message)
         elif isinstance(message, WorkerEvent):
             self.events.append(message)
         elif isinstance(message, WorkerMetrics):
@@ -155,6 +162,13 @@ class MiniTrainer:
     def push(self, version: int) -> None:
         self.state.weight_version = version
         self.loop.handle(WeightsPushed(version, f"policy-v{version}"))
+
+    async def evaluate(self, step: int) -> EvaluationDone:
+        """Wait for an evaluation, as the trainer does."""
+        self.loop.handle(EvaluationRequested(step))
+        while not self.evaluations or self.evaluations[-1].step != step:
+            await asyncio.sleep(0.01)
+        return self.evaluations[-1]
 
     async def train(self, steps: int) -> None:
         for _ in range(steps):

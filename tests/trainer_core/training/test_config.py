@@ -68,11 +68,8 @@ def test_derived_values(tmp_path: Path) -> None:
         ({"max_staleness": -1}, ValueError, "max_staleness is -1; it must be at least 0"),
         ({"vllm_server_base_url": []}, ValueError, "vllm_server_base_url is empty"),
         ({"use_liger_kernel": True}, NotImplementedError, "use_liger_kernel is not supported"),
-        (
-            {"eval_strategy": "steps", "eval_steps": 5},
-            NotImplementedError,
-            "evaluation during training is not supported",
-        ),
+        ({"eval_strategy": "epoch"}, NotImplementedError, "evaluation happens every eval_steps steps"),
+        ({"eval_steps": 5, "weight_sync_steps": 2}, ValueError, "it must be a multiple of weight_sync_steps (2)"),
         ({"neftune_noise_alpha": 1.0}, NotImplementedError, "neftune_noise_alpha"),
     ],
 )

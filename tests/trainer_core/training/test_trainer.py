@@ -273,8 +273,12 @@ def test_bad_arguments_are_refused_before_the_model_loads(
         build(str(tiny_llama), [3], args, data)  # type: ignore[list-item]
     with pytest.raises(TypeError, match="model is a int"):
         build(3, len, args, data)  # type: ignore[arg-type]
-    with pytest.raises(NotImplementedError, match="eval_dataset is not supported yet"):
+    with pytest.raises(ValueError, match="eval_dataset is given without eval_steps"):
         build(str(tiny_llama), len, args, data, eval_dataset=data)
+    with pytest.raises(ValueError, match="eval_steps is given without eval_dataset"):
+        build(str(tiny_llama), len, AsyncGRPOConfig(output_dir=str(tmp_path), eval_steps=1), data)
+    with pytest.raises(ValueError, match="eval_dataset has no 'prompt' column; found x"):
+        build(str(tiny_llama), len, args, data, eval_dataset=Dataset.from_list([{"x": 1}]))
 
 
 def test_lora_on_the_output_layer_is_refused(make_trainer: MakeTrainer) -> None:

@@ -1,0 +1,74 @@
+"""Evaluation: rollouts of a dataset of its own on the same servers, scored by the same reward functions.
+
+It takes no part in training: no admission, no queue, no training order. The trainer waits while it runs, so that all of it
+is the policy of one step. `generate_one` is called with epoch -1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer_core.rollout import scoring
+from trainer_core.rollout.messages import EvaluationDone
+from trainer_core.rollout.reward_pool import RewardPool
+from trainer_core.rollout.types import Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    from trainer_core.rollout.loop import AsyncRolloutLoop
+
+EPOCH = -1
+
+
+class Evaluation:
+    """Runs evaluations of one loop. `rows` is the evaluation dataset."""
+
+    def __init__(self, loop: AsyncRolloutLoop, rows: Any, pool: RewardPool, reward_weights: list[float]) -> None:
+        self._loop, self._rows, self._pool, self._weights = loop, rows, pool, reward_weights
+
+    async def run(self, step: int) -> EvaluationDone:
+        """Evaluate the current policy; what cannot be generated or scored is left out and counted."""
+        started = time.monotonic()
+        groups = await asyncio.gather(*(self._group(index, row) for index, row in enumerate(self._rows)))
+        rewards = [group.rewards[~np.isnan(group.rewards)] for group in groups if group is not None]
+        wanted = len(self._rows) * self._loop.config.eval_num_generations
+        scored = sum(len(values) for values in rewards)
+        return EvaluationDone(step, pass_rates(rewards), wanted, wanted - scored, time.monotonic() - started)
+
+    async def _group(self, row_index: int, row: dict[str, Any]) -> RolloutGroup | None:
+        loop = self._loop
+        await loop.client.until_available()
+        group_id = uuid.uuid4().hex
+        attempts = [loop.attempt(group_id, row_index, row, EPOCH) for _ in range(loop.config.eval_num_generations)]
+        rollouts = [outcome for outcome in await asyncio.gather(*attempts) if isinstance(outcome, Rollout)]
+        if not rollouts:
+            return None
+        group = RolloutGroup(group_id, row_index, EPOCH, row, rollouts, loop.policy.version)
+        scores = await self._pool.score(scoring.reward_arguments(group))
+        for failed in (score for score in scores if score.failure is not None):
+            text = f"Reward {failed.function} failed on an evaluation prompt: {failed.text}"
+            loop.monitor.event_once(
+                "warning", "reward_error", text, traceback=failed.traceback, function=failed.function
+            )
+        scoring.combine_rewards(group, scores, self._weights)
+        return group
+
+
+def pass_rates(rewards: list[np.ndarray]) -> dict[str, float]:
+    """Metrics of an evaluation from the scored rewards of each prompt; empty when nothing was scored.
+
+    A rollout passes when its reward is above 0. pass@1 is the share of a prompt's rollouts that pass, pass@k whether any does,
+    both averaged over prompts.
+    """
+    scored = [values for values in rewards if len(values)]
+    if not scored:
+        return {}
+    return {
+        "eval/reward": float(np.concatenate(scored).mean()),
+        "eval/pass@1": float(np.mean([(values > 0).mean() for values in scored])),
+        "eval/pass@k": float(np.mean([(values > 0).any() for values in scored])),
+    }
