@@ -335,6 +335,7 @@ class AsyncRolloutLoop:
 
     def _drop_prompt(self, row_index: int, epoch: int, reason: Any) -> None:
         self.metrics.add("rollout/dropped_groups_total", float(reason in ("zero_variance", "unscorable")))
+        self.monitor.send_values()
         self.outbox.send(GroupDropped(row_index, epoch, reason))
         self._changed.set()
 

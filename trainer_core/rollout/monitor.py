@@ -78,6 +78,11 @@ class Monitor:
             add(name, float(tokens))
         add("completions/clipped_ratio", (float(rollout.truncated), 1.0))
 
+    def send_values(self) -> None:
+        """Send what was collected. Called before samples and drops are sent, so that no step lacks what belongs to it."""
+        if values := self.metrics.take():
+            self._loop.outbox.send(WorkerMetrics(values))
+
     async def run(self) -> None:
         """Tick: watch the event loop's lag, measure what holds generation back, send everything once a second."""
         loop = self._loop
@@ -101,7 +106,7 @@ class Monitor:
             self.metrics.add("rollout/backpressure_s", held)
             self.metrics.add("rollout/score_queue_size", float(loop.scoring.waiting))
             self.metrics.add("rollout/event_loop_lag_s", lag)
-            loop.outbox.send(WorkerMetrics(self.metrics.take()))
+            self.send_values()
             loop.outbox.send(Heartbeat())
             busy = held = lag = 0.0
             self._generated = 0

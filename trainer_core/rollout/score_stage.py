@@ -88,6 +88,7 @@ class ScoreStage:
                 loop.drop_group(group.group_id, group.row_index, group.epoch, dropped)
                 continue
             loop.admission.scored(group.group_id, len(samples))
+            loop.monitor.send_values()
             for sample in samples:
                 waits = self._credit.locked()
                 self.held += waits
