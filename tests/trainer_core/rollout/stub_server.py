@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +14,8 @@ from aiohttp import web
 class StubServer:
     """Runs in a thread. `delay_s` slows completions down, `down` cuts every connection, `requests` counts completions.
 
-    `reply` maps a request body to token ids; by default 1 to 6 random ones below 200.
+    `reply` maps a request body to token ids; by default 1 to 6 random ones below 200. `fault` may answer a completion in its
+    own way, or return None; `answered` counts proper answers.
     """
 
     def __init__(self, context: int = 256) -> None:
@@ -22,6 +24,8 @@ class StubServer:
         self.down = False
         self.requests: list[dict[str, Any]] = []
         self.refuse = 0
+        self.fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
+        self.answered = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -68,13 +72,15 @@ class StubServer:
         self._cut_when_down(request)
         return web.Response(text='vllm:kv_cache_usage_perc{engine="0"} 0.1\nvllm:num_preemptions_total{engine="0"} 0\n')
 
-    async def _completions(self, request: web.Request) -> web.Response:
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
         self._cut_when_down(request)
         body = await request.json()
         self.requests.append(body)
         if self.refuse:
             self.refuse -= 1
             return web.json_response({"error": {"message": "no"}}, status=400)
+        if self.fault is not None and (response := await self.fault(request)) is not None:
+            return response
         await asyncio.sleep(self.delay_s * random.uniform(0.5, 1.5))
         self._cut_when_down(request)
         ids = self.reply(body)
@@ -85,4 +91,5 @@ class StubServer:
             "logprobs": {"token_logprobs": log_probs, "top_logprobs": top},
             "finish_reason": "length" if len(ids) == body["max_tokens"] else "stop",
         }
+        self.answered += 1
         return web.json_response({"choices": [choice]})

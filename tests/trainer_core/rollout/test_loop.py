@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from tests.trainer_core.rollout.conftest import MakeTrainer, first_token
 from tests.trainer_core.rollout.mini_trainer import MiniTrainer
 from tests.trainer_core.rollout.stub_server import StubServer
-from trainer_core import AsyncGRPOConfig, AsyncRolloutLoop, Rollout, RolloutGroup, TurnRecord
+from trainer_core import AsyncRolloutLoop, Rollout, RolloutGroup, TurnRecord
 from trainer_core.metrics import describe
 from trainer_core.rollout.loop import RolloutFailure
 
@@ -107,42 +106,6 @@ def test_groups_without_variance_are_dropped_refilled_and_count(make: MakeTraine
     values = trainer.metrics.flush()
     assert values["rollout/dropped_groups_total"] == len(trainer.dropped)
     assert 0 < values["frac_reward_zero_std"] < 1
-
-
-@dataclass
-class CurriculumConfig(AsyncGRPOConfig):
-    pass_rate_cap: float = 0.9
-
-
-class CurriculumRolloutLoop(AsyncRolloutLoop):
-    """The example of the original description, with only its import changed."""
-
-    def filter_prompt(self, row_index, row, epoch):  # type: ignore[no-untyped-def]
-        return self.pass_rates.get(row_index, 0.0) < self.config.pass_rate_cap
-
-    async def setup(self):  # type: ignore[no-untyped-def]
-        self.pass_rates = {}
-
-    def compute_advantages(self, group):  # type: ignore[no-untyped-def]
-        scored = group.rewards[~np.isnan(group.rewards)]
-        if len(scored):
-            self.pass_rates[group.row_index] = float(np.mean(scored > 0))
-        return super().compute_advantages(group)
-
-
-def solved_when_odd(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float]:
-    return [1.0 + index if row % 2 else float(index == 0) for index, row in enumerate(number)]
-
-
-def test_the_curriculum_example(make: MakeTrainer) -> None:
-    trainer = make(
-        rows=6, rewards=[solved_when_odd], loop_cls=CurriculumRolloutLoop, config_cls=CurriculumConfig, max_staleness=0
-    )
-    trainer.run(lambda t: t.train(8))
-    assert {message.reason for message in trainer.dropped} == {"filtered"}
-    assert {message.row_index % 2 for message in trainer.dropped} == {1}
-    assert all(sample.row_index % 2 == 0 for sample in trainer.samples if sample.epoch >= 1)
-    assert set(trainer.trained.values()) == {1}
 
 
 class RefusesAll(AsyncRolloutLoop):
