@@ -19,6 +19,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from trainer_core.spool import ROLLOUTS_FILE, SPOOL_FILE
 from webapp.metrics.lines import MAX_LINE_BYTES
 from webapp.metrics.store import WrongOffset, ship_spool
+from webapp.metrics.turns import turn
 from webapp.rollouts.store import ship_rollouts
 from webapp.runs.models import Attempt
 
@@ -66,7 +67,8 @@ def ship_next(attempt: Attempt, stream: Stream) -> int:
     chunk = whole_lines(attempt.folder / stream.file, offset)
     if chunk:
         try:
-            stream.ship(attempt, offset, chunk)
+            with turn():
+                stream.ship(attempt, offset, chunk)
         except WrongOffset as error:  # a reaper ships the same file; the next call goes on from where it is
             logger.info("Somebody else shipped meanwhile: %s", error)
     return len(chunk)

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from tests.webapp.metrics.reference import check_rows, same
 from trainer_core.spool import encode_number
 from webapp.checkpoints.models import Checkpoint
 from webapp.metrics import appending, charts, layout, reading, zoom
@@ -47,35 +48,6 @@ def write(attempt: Attempt, points: Written, name: str = "loss", **others: float
 
 def curve(answer: dict[str, Any], attempt: int | None = None, metric: str = "loss") -> dict[str, Any] | None:
     return next((item for item in answer["series"] if (item["metric"], item["attempt"]) == (metric, attempt)), None)
-
-
-def same(found: Any, expected: list[float]) -> bool:
-    return len(found) == len(expected) and all(
-        math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-30) or (math.isnan(a) and not math.isfinite(b))
-        for a, b in zip(found, expected, strict=True)
-    )
-
-
-def check_rows(found: dict[str, Any], expected: dict[int, float]) -> None:
-    """Each row stands for exactly the points behind the row before, up to its own step: none lost, doubled or hidden."""
-    steps = sorted(expected)
-    ends = np.searchsorted(steps, found["step"], side="right")
-    assert found["step"].tolist() == [steps[end - 1] for end in ends]
-    assert ends[-1] == len(steps)
-    begin = 0
-    odd = {index: set(kinds) for index, kinds in found["odd"]}
-    for row, end in enumerate(ends.tolist()):
-        members = [expected[step] for step in steps[begin:end]]
-        finite = [value for value in members if math.isfinite(value)]
-        mean = math.fsum(value / len(finite) for value in finite) if finite else math.nan
-        columns = ("low", "high", "count") if "count" in found else ("y", "y", None)
-        low, high = found[columns[0]][row], found[columns[1]][row]
-        assert (1 if columns[2] is None else found["count"][row]) == len(members)
-        assert same([low, high], [min(finite, default=math.nan), max(finite, default=math.nan)])
-        largest = max((abs(value) for value in finite), default=0.0)
-        assert math.isclose(found["y"][row], mean, rel_tol=1e-5, abs_tol=1e-6 * largest) or not finite
-        assert odd.get(row, set()) == {str(encode_number(value)) for value in members if not math.isfinite(value)}
-        begin = end
 
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=32)
