@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from webapp.cli import commands
+from webapp.cli import commands, importing
 from webapp.cli.client import Failure
 
 
@@ -50,6 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("spec", help="a file, or - for standard input")
     start.add_argument("--follow", action="store_true", help="show its progress until it ends")
     start.add_argument("--draft", action="store_true", help="only make it")
+
+    bring = add(top, "import", importing.import_, "bring finished runs of wandb, TensorBoard, trackio or a Trainer")
+    bring.add_argument(
+        "path", help="trainer_state.json, run-*.wandb, event files, a trackio database, or a folder with them"
+    )
+    bring.add_argument("--name", help="another name for the run, if there is one")
+    bring.add_argument("--tag", action="append", default=[], help="may be repeated")
 
     runs = top.add_parser("runs", help="list, watch and steer runs").add_subparsers(required=True, metavar="COMMAND")
     listing = add(runs, "list", commands.runs_list, "list runs")
