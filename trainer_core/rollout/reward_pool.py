@@ -18,13 +18,21 @@ MAX_PROCESSES = 16
 
 @dataclass
 class Scores:
-    """Rewards of one function for one group. `values` is None when the call failed; `text` then says why."""
+    """Rewards of one function for one group. `values` is None when nothing could be scored; `text` then says why.
+
+    After a timeout the completions are scored one by one: then `unscorable` says for which of them that failed, too.
+    """
 
     function: str
     values: list[float | None] | None
     failure: Literal["error", "timeout"] | None = None
     text: str = ""
     traceback: str = ""
+    unscorable: list[bool] | None = None
+
+    def failed(self, size: int) -> list[bool]:
+        """For each of `size` completions whether the function failed on it."""
+        return self.unscorable or [self.failure is not None] * size
 
 
 class _Process:
@@ -62,13 +70,29 @@ class RewardPool:
 
     async def score(self, arguments: dict[str, Any]) -> list[Scores]:
         """One `Scores` for each function. `arguments`: prompts, completions, completion_ids and the row's columns."""
-        return list(await asyncio.gather(*(self._score(index, arguments) for index in range(len(self.names)))))
+        return list(await asyncio.gather(*(self._score_group(index, arguments) for index in range(len(self.names)))))
 
     def close(self) -> None:
         for process in self._all:
             process.kill()
         self._all.clear()
         self._zygote.close()
+
+    async def _score_group(self, index: int, arguments: dict[str, Any]) -> Scores:
+        """Score all completions in one call. When it hangs, in a call each, so that one completion costs no other its score."""
+        scores = await self._score(index, arguments)
+        size = len(arguments["completions"])
+        if scores.failure != "timeout" or size == 1:
+            return scores
+        # every argument is a list with a value for each completion
+        alone = [{name: [values[place]] for name, values in arguments.items()} for place in range(size)]
+        singles = await asyncio.gather(*(self._score(index, single) for single in alone))
+        scores.unscorable = [single.failure is not None for single in singles]
+        lost = sum(scores.unscorable)
+        if lost < size:
+            scores.values = [single.values[0] if single.values else None for single in singles]
+            scores.text += f"; scored one by one, {lost} of {size} completions failed"
+        return scores
 
     async def _score(self, index: int, arguments: dict[str, Any]) -> Scores:
         name = self.names[index]

@@ -37,8 +37,8 @@ def _text(rollout: Rollout) -> str:
 def combine_rewards(group: RolloutGroup, scores: Sequence[Scores], weights: Sequence[float]) -> None:
     """Set `group.rewards` and `rewards_per_function`.
 
-    A function's None is left out of a rollout's sum. A rollout is unscorable (NaN) when a function failed on its group, or
-    when nothing scored it. A reward that a rollout or its environment brought along is added.
+    A function's None is left out of a rollout's sum. A rollout is unscorable (NaN) when a function failed on it or its group,
+    or when nothing scored it. A reward that a rollout or its environment brought along is added.
     """
     size = len(group.rollouts)
     total, scored, failed = np.zeros(size), np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
@@ -50,7 +50,7 @@ def combine_rewards(group: RolloutGroup, scores: Sequence[Scores], weights: Sequ
         known = ~np.isnan(values)
         total += np.where(known, weight * values, 0.0)
         scored |= known
-        failed |= score.failure is not None
+        failed |= np.array(score.failed(size))
     for index, rollout in enumerate(group.rollouts):
         if rollout.reward is not None:
             total[index] += rollout.reward

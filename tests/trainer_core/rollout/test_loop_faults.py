@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from typing import Any
 
 import datasets
@@ -125,3 +126,23 @@ def test_reward_functions_that_sometimes_fail_are_counted(make: MakeTrainer) -> 
 def test_reward_functions_that_never_work_end_the_run(make: MakeTrainer) -> None:
     with pytest.raises(RewardFailure, match="none of the first 4 groups could be scored: broken: KeyError: 'gold'"):
         make(rewards=[broken]).run(lambda t: t.train(2), timeout=10)
+
+
+def hangs_on_low_tokens(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    if any(ids[0] < 40 for ids in completion_ids):
+        time.sleep(100)
+    return [float(ids[0]) for ids in completion_ids]
+
+
+def test_a_completion_that_hangs_the_reward_leaves_the_rest_of_its_group(make: MakeTrainer) -> None:
+    trainer = make(rewards=[hangs_on_low_tokens], reward_timeout=0.4, num_generations=8, max_staleness=0)
+
+    async def body(trainer: MiniTrainer) -> None:
+        await trainer.train(4)
+        await asyncio.sleep(1.2)
+
+    trainer.run(body)
+    assert all(sample.reward >= 40 for sample in trainer.samples)
+    assert any(sample.group_size < 8 for sample in trainer.samples), "no group was scored in part"
+    assert trainer.metrics.flush()["rewards/hangs_on_low_tokens/timeout_total"] >= 1
+    assert not trainer.dropped or {message.reason for message in trainer.dropped} == {"unscorable"}

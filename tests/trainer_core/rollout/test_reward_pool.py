@@ -120,6 +120,29 @@ def test_a_call_that_hangs_is_killed_with_what_it_started() -> None:
     assert _gone(lambda process: process.cmdline() == ["sleep", "300"])
 
 
+def hangs_on_bb(completions: list[str], **columns: Any) -> list[float]:
+    if "bb" in completions:
+        time.sleep(300)
+    return [7.0] * len(completions)
+
+
+def slow_each(completions: list[str], **columns: Any) -> list[float]:
+    time.sleep(0.8 * len(completions))
+    return [float(len(text)) for text in completions]
+
+
+def test_a_completion_that_hangs_costs_no_other_its_score() -> None:
+    scores = score([hangs_on_bb, slow_each], timeout=1.2)
+    assert [s.failure for s in scores] == ["timeout", "timeout"]
+    assert scores[0].values == [7.0, None]
+    assert scores[0].failed(2) == [False, True]
+    assert scores[0].text == (
+        "hangs_on_bb took longer than reward_timeout (1.2 s); scored one by one, 1 of 2 completions failed"
+    )
+    assert scores[1].values == [1.0, 2.0]
+    assert scores[1].failed(2) == [False, False]
+
+
 def test_groups_are_scored_side_by_side() -> None:
     async def use(pool: RewardPool) -> float:
         started = time.monotonic()
