@@ -5,6 +5,7 @@ OFFBEAT_MODELS        folder of the models that ship with Offbeat (default: OFFB
 DATABASE_URL          postgresql://user:password@host/name   (default: SQLite in OFFBEAT_HOME)
 CELERY_BROKER_URL     redis://... (default: the Valkey that `make run` starts, on a unix socket in OFFBEAT_HOME)
 OFFBEAT_ALLOWED_HOSTS host names, separated by commas (default: this machine only)
+OFFBEAT_WEBHOOK_HOSTS host names that webhooks may call though they are inside this network
 OFFBEAT_HTTPS         1 when served behind TLS: cookies are then marked secure
 """
 
@@ -86,6 +87,7 @@ INSTALLED_APPS = [
     "webapp.metrics",
     "webapp.rollouts",
     "webapp.checkpoints",
+    "webapp.webhooks",
 ]
 
 MIDDLEWARE = [
@@ -179,6 +181,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
     "claim queued runs": {"task": "workers.claim_queued", "schedule": 4.0, "options": {"expires": 4}},
+    "watch runs": {"task": "workers.watch_runs", "schedule": 10.0, "options": {"expires": 10}},
     "look after hosts": {"task": "workers.look_after_hosts", "schedule": 5.0, "options": {"expires": 5}},
 }
 

@@ -14,6 +14,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("runs/<uuid:run_id>/rollouts/", include("webapp.rollouts.urls")),
     path("rewards/", include("webapp.rewards.urls")),
     path("hosts/", include("webapp.hosts.urls")),
+    path("webhooks/", include("webapp.webhooks.urls")),
     path("api/", include("webapp.api.urls", namespace="api")),
     path("", include("webapp.checkpoints.urls")),
 ]

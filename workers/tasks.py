@@ -29,12 +29,12 @@ from django.utils import timezone  # noqa: E402
 from kombu.exceptions import OperationalError  # noqa: E402
 
 from webapp.hosts.models import ALIVE_FOR, Host  # noqa: E402
-from workers import claiming, devices, reaper  # noqa: E402
+from workers import claiming, devices, reaper, watching  # noqa: E402
 
 __all__ = ["app"]
 logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 5.0
-_one_at_a_time = {name: threading.Lock() for name in ("claim", "reap")}
+_one_at_a_time = {name: threading.Lock() for name in ("claim", "reap", "watch")}
 
 
 def _exclusively(name: str, action: Callable[[], object]) -> None:
@@ -65,6 +65,12 @@ def look_after_hosts() -> None:
     """Judge the hosts that are silent, and ask the others to reap."""
     reaper.reap_silent(devices.host_name())
     _ask_hosts("workers.reap")
+
+
+@app.task(name="workers.watch_runs")
+def watch_runs() -> None:
+    """Look for alerts in the runs that train, and tell webhooks what happened."""
+    _exclusively("watch", watching.watch)
 
 
 @app.task(name="workers.claim")

@@ -17,7 +17,9 @@ from webapp.accounts.forms import PersonForm
 from webapp.accounts.models import User
 
 
-def _admins_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+def admins_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """A page for admins; everybody else gets 403."""
+
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if not (isinstance(request.user, User) and request.user.is_superuser):
@@ -27,7 +29,7 @@ def _admins_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpRespons
     return guarded
 
 
-@_admins_only
+@admins_only
 @require_http_methods(["GET", "POST"])
 def people(request: HttpRequest) -> HttpResponse:
     """The list, and a form that adds somebody, whose first password is shown once."""
@@ -43,7 +45,7 @@ def people(request: HttpRequest) -> HttpResponse:
     return response
 
 
-@_admins_only
+@admins_only
 @require_POST
 def change(request: HttpRequest, user_id: int) -> HttpResponse:
     """Lock an account, unlock it, or give it a new first password."""

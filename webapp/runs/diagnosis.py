@@ -62,16 +62,27 @@ class Diagnosis:
 
 def diagnosis_of(run: Run) -> Diagnosis:
     """Reads the run's latest points (two queries) and diagnoses it."""
-    points = reading.recent(run, METRICS, WINDOW)
+    return diagnose(facts_of(run, METRICS))
+
+
+def facts_of(run: Run, metrics: Sequence[str]) -> Facts:
+    """The run's latest points of `metrics`, in two queries."""
+    points = reading.recent(run, metrics, WINDOW)
     last = max((float(series["time"][-1]) for series in points.values()), default=0.0)
     rollout = run.spec.get("rollout", {})
-    return diagnose(
-        Facts(
-            state=run.state, reason=run.reason, silent_s=timezone.now().timestamp() - last if last else 0.0,
-            recent={name: series["value"].tolist() for name, series in points.items()},
-            max_staleness=rollout.get("max_staleness", 4), max_concurrent=rollout.get("max_concurrent_rollouts"),
-        )
+    return Facts(
+        state=run.state, reason=run.reason, silent_s=timezone.now().timestamp() - last if last else 0.0,
+        recent={name: series["value"].tolist() for name, series in points.items()},
+        max_staleness=rollout.get("max_staleness", 4), max_concurrent=rollout.get("max_concurrent_rollouts"),
     )  # fmt: skip
+
+
+def jumped(kl: Sequence[float]) -> tuple[float, float] | None:
+    """Where a KL came from and where it is now, when it grew so fast that it warns of a collapse."""
+    if len(kl) < 10:
+        return None
+    before, now = median(kl[: len(kl) // 2]), fmean(kl[-3:])
+    return (before, now) if now > KL_LARGE and now > KL_JUMP * max(before, 1e-6) else None
 
 
 def diagnose(facts: Facts) -> Diagnosis:
@@ -95,11 +106,9 @@ def _diverging(facts: Facts) -> Diagnosis | None:
             return Diagnosis("diverging", f"Diverging: {name} is not finite any more; what follows is lost.", knob,
                              ("loss", "kl", "reward"))  # fmt: skip
     kl = _finite(facts, "kl")
-    if len(kl) >= 10:
-        before, now = median(kl[: len(kl) // 2]), fmean(kl[-3:])
-        if now > KL_LARGE and now > KL_JUMP * max(before, 1e-6):
-            text = f"Diverging: the KL to the sampler jumped from {before:.3g} to {now:.3g} nats in {len(kl)} steps."
-            return Diagnosis("diverging", text, knob, ("kl", "staleness", "reward"))
+    if jump := jumped(kl):
+        text = f"Diverging: the KL to the sampler jumped from {jump[0]:.3g} to {jump[1]:.3g} nats in {len(kl)} steps."
+        return Diagnosis("diverging", text, knob, ("kl", "staleness", "reward"))
     reward = _finite(facts, "reward")
     if len(reward) >= WINDOW:
         third = len(reward) // 3

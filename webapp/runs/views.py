@@ -19,7 +19,7 @@ from webapp.accounts.models import User
 from webapp.checkpoints import files
 from webapp.fragments import unless_seen
 from webapp.metrics.overview import CHARTS
-from webapp.runs import editing, forms, lifecycle, queries, services
+from webapp.runs import alerts, editing, forms, lifecycle, queries, services
 from webapp.runs import page as run_page
 from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import LIVE, Run, State
@@ -168,6 +168,7 @@ def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]
     if tab == "overview":
         context |= {
             "diagnosis": diagnosis_of(run) if run.state in (State.RUNNING, State.STOPPING) else None,
+            "alerts": alerts.open_events(run.current_attempt) if run.is_live else [],
             "events": run.events.select_related("actor").order_by("-id")[:EVENTS_SHOWN],
             "event_count": run.events.count(),
             "attempts": run.attempts.select_related("host", "resumed_from").order_by("-number"),
