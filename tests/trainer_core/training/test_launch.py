@@ -84,6 +84,7 @@ def test_settings_of_a_spec(tmp_path: Path) -> None:
             "server": {"max_model_len": 300},
             "rewards": [{"name": "last_number_match", "weight": 2.0}],
             "checkpoints": {"save_steps": 3, "save_total_limit": 2},
+            "evaluation": {"every_steps": 3, "num_generations": 5},
         }
     )  # fmt: skip
     config = launch.config_of(spec, tmp_path, tmp_path / "attempts" / "1", ["http://a", "http://b"])
@@ -92,7 +93,7 @@ def test_settings_of_a_spec(tmp_path: Path) -> None:
         "learning_rate": 3e-4, "samples_per_step": 12, "token_budget": 300, "bf16": False, "epsilon": 0.2,
         "epsilon_high": 0.3, "reward_weights": [2.0], "save_steps": 3, "save_total_limit": 2,
         "server_urls": ["http://a", "http://b"], "output_dir": str(tmp_path / "checkpoints"),
-        "attempt_path": tmp_path / "attempts" / "1",
+        "attempt_path": tmp_path / "attempts" / "1", "eval_steps": 3, "eval_num_generations": 5, "eval_strategy": "steps",
     }  # fmt: skip
     assert {name: getattr(config, name) for name in expected} == expected
 
