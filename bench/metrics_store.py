@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import platform
@@ -104,6 +105,7 @@ def measure(home: Path, full: bool) -> dict[str, Any]:
     sizes = (*GROWTH, 10**8) if full else GROWTH
     for size in sizes:
         found["growth"].append(grow(owner, size, home))
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     _, token = ApiToken.create(owner, "bench")
     with web_server(home) as url:
         found["http"] = over_http(url, token, b"".join(data)[: 20 * CHUNK])

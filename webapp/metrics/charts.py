@@ -75,11 +75,14 @@ def chart(
     scale = Scale(axis, run_parts)
     first, last = scale.step_range(low, high)
     buckets = min(buckets, MAX_BUCKETS)
+    zoomed_in_time = axis == "time" and (low is not None or high is not None)
+    if zoomed_in_time:
+        first, last = _steps_of_times(run_parts, metrics, _or(low, -np.inf), _or(high, np.inf))
     series = []
     for traces in reading.traces(run_parts, metrics, first, last, buckets).values():
         for trace in traces:
             rows = trace.rows
-            if axis == "time" and (low is not None or high is not None):
+            if zoomed_in_time:
                 rows = rows[(rows["time"] >= _or(low, -np.inf)) & (rows["time"] <= _or(high, np.inf))]
             if len(rows):
                 series.append(_as_json(trace, bucketed(rows, buckets), scale))
@@ -88,6 +91,22 @@ def chart(
         "series": series, "attempts": _attempts(run_parts, scale), "events": _events(run, scale),
         "metrics": {metric: describe_metric(metric) for metric in metrics},
     }  # fmt: skip
+
+
+def _steps_of_times(
+    run_parts: Sequence[reading.Part], metrics: Sequence[str], low: float, high: float
+) -> tuple[int | None, int | None]:
+    """A range of steps that covers a range of times, so that a zoom in time shows single points too."""
+    first: list[int] = []
+    last: list[int] = []
+    for traces in reading.traces(run_parts, metrics).values():
+        for trace in traces:
+            times = trace.rows["time"]
+            touched = trace.rows[(times >= low) & (np.append(-np.inf, times[:-1]) <= high)]
+            if len(touched):
+                first.append(int(touched["first"].min()))
+                last.append(int(touched["step"].max()))
+    return (min(first), max(last)) if first else (None, None)
 
 
 def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str, Any]:

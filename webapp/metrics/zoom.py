@@ -40,14 +40,15 @@ def read_rows(
 ) -> np.ndarray:
     """Rows of a series by step, from `low` to `high` (inclusive).
 
-    Each stands for several points when these are many more than `rows`. No row mixes points from before and after `cut`.
+    Each stands for several points when there are many more than `rows` of these; then there are at least half as many rows.
+    None mixes points from before and after `cut`.
     """
     tail = decode(series.tail)
     if series.blocks_written <= FEW_BLOCKS:
         data = sealed(series).values_list("data", flat=True) if series.blocks_written else []
         found = as_rows(newest(np.concatenate([*(decode(item) for item in data), tail])))
     else:
-        found = _zoomed(series, tail, low, high, cut, rows)
+        found = _zoomed(series, tail, low, high, cut, rows // 2)
     first = np.searchsorted(found["step"], low) if low is not None else 0
     last = np.searchsorted(found["step"], high, side="right") if high is not None else len(found)
     return found[first:last]
