@@ -302,7 +302,9 @@ class _Process:
 
     def _raise_ended(self, doing: str) -> None:
         deadline = time.monotonic() + ENDING_S  # its pipe closes a moment before it is dead
-        look = os.WEXITED | os.WNOHANG | os.WNOWAIT  # leave it unreaped, so that its number stays its own until the kill
+        look = (
+            os.WEXITED | os.WNOHANG | os.WNOWAIT
+        )  # leave it unreaped, so that its number stays its own until the kill
         while (seen := os.waitid(os.P_PID, self._process.pid, look)) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         self.close()

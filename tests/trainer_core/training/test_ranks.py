@@ -37,5 +37,13 @@ def test_two_ranks_are_one(tiny_llama: Path, tmp_path: Path) -> None:
     lines = {output: step_values(output) for output in (one, two)}
     assert [values["batch/samples_per_step"] for values in lines[two]] == [16, 16, 4]
     for left, right in zip(lines[one], lines[two], strict=True):
-        for name in ("loss", "kl", "entropy", "grad_norm", "rewards/trained_mean", "batch/trained_tokens_per_step", "epoch"):
+        for name in (
+            "loss",
+            "kl",
+            "entropy",
+            "grad_norm",
+            "rewards/trained_mean",
+            "batch/trained_tokens_per_step",
+            "epoch",
+        ):
             assert right[name] == pytest.approx(left[name], abs=1e-5), name
