@@ -94,6 +94,11 @@
     if (count) note("bad", count === 1 ? "One thing to settle first:" : `${count} things to settle first:`);
     else note("good", "Ready to launch.");
     fillList(document.getElementById("check-facts"), answer.facts, (fact) => element("li", fact));
+    const commands = document.getElementById("check-commands");
+    commands.hidden = !answer.commands.length;
+    commands.querySelector(".body").replaceChildren(...answer.commands.flatMap((command) => [
+      element("h3", command.title), element("pre", command.text, { class: "log-lines", tabindex: "0", "aria-label": `Command of the ${command.title}` }),
+    ]));
     const prompts = document.getElementById("check-prompts");
     prompts.hidden = !answer.prompts.length;
     fillList(prompts.querySelector(".body"), answer.prompts, (prompt) => element("pre", prompt, { class: "prompt" }));

@@ -86,12 +86,13 @@ def edit(request: HttpRequest, run_id: UUID) -> HttpResponse:
 def check(request: HttpRequest) -> JsonResponse:
     """What the form shows while somebody types: problems by field, what a step will be, how it differs from its parent."""
     spec, problems = forms.validate(request.POST)
-    answer: dict[str, Any] = {"facts": [], "prompts": [], "diff": []}
+    answer: dict[str, Any] = {"facts": [], "prompts": [], "diff": [], "commands": []}
     if spec is not None:
         problems = services.check_spec(spec)
         if checkpoint := _fork(request, _parent(request)):
             problems = [*forking.problems(spec, checkpoint), *problems]
         answer["facts"] = previews.facts(spec)
+        answer["commands"] = previews.commands(spec)
         if not any(problem.field.startswith("data") for problem in problems):
             try:
                 answer["prompts"] = previews.prompts(spec)

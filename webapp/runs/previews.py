@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer_core.spec import RunSpec
+from webapp.hosts.models import Device
+from webapp.runs.checks import local_model
+from webapp.runs.commands import preview
 
 SHOWN = 3
 MAX_CHARACTERS = 600
@@ -34,6 +37,12 @@ def facts(spec: RunSpec) -> list[str]:
         f"Prompts may have up to {room:,} tokens; completions up to {spec.rollout.max_completion_length:,}.",
         f"{kept:,} checkpoint{'' if kept == 1 else 's'} will be kept.",
     ]
+
+
+def commands(spec: RunSpec) -> list[dict[str, str]]:
+    """Exactly what the supervisor will start, on the kind of device that the studio's hosts have."""
+    gpus = Device.objects.filter(kind=Device.Kind.GPU, present=True).exists()
+    return preview(spec, str(local_model(spec.model.path) or spec.model.path), "cuda" if gpus else "cpu")
 
 
 def datasets() -> list[str]:

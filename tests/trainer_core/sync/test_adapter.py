@@ -12,7 +12,7 @@ from trainer_core.sync import WeightSyncError, choose_sync
 from trainer_core.sync.adapter import AdapterSync, check_limits, obstacles
 from trainer_core.sync.gloo import GlooSync
 from trainer_core.sync.server_api import LoraLimits, ServerInfo
-from workers import serving
+from webapp.runs import commands
 
 
 def lora_model(**settings):
@@ -58,7 +58,7 @@ def test_a_server_started_too_small_is_told_the_value_to_restart_with(limits, ra
 @pytest.mark.server
 @pytest.mark.slow
 def test_adapters_against_a_server_with_lora(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "uses_adapter_sync", lambda spec, device: True)
+    monkeypatch.setattr(commands, "uses_adapter_sync", lambda spec, device: True)
     spec = tiny_spec(lora={"enabled": True, "r": 8}, rollout={"max_staleness": 1})
     torch.manual_seed(5)
     model = lora_model()

@@ -1,0 +1,43 @@
+"""The commands that the form shows are those that the supervisor starts."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from django.test import Client
+
+from webapp.hosts.models import Device, Host
+from webapp.runs.commands import Command, TrainerPlan, preview, serve_command, shell_text, train_command
+from webapp.runs.sample import sample_spec
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_preview_is_what_will_be_started(device: str) -> None:
+    spec = sample_spec()
+    shown = {item["title"]: shlex.split(item["text"]) for item in preview(spec, "/models/m", device)}  # type: ignore[arg-type]
+    serve = serve_command(spec, model_path="/models/m", port=8123, device=device)  # type: ignore[arg-type]
+    words = [*(f"{name}={value}" for name, value in serve.env.items()), "python", *serve.argv[1:]]
+    assert [word.replace("PORT", "8123") if word == "PORT" else word for word in shown["vLLM server"]] == words
+    plan = TrainerPlan(Path("RUN"), Path("RUN/attempts/1"), Path("/models/m"), ["http://127.0.0.1:PORT"], None, 1, None)
+    assert shown["Trainer"][1:] == train_command(plan).argv[1:]
+
+
+def test_shell_text_quotes_what_a_shell_would_take_apart() -> None:
+    command = Command(["/usr/bin/python3", "-m", "x", "--config", '{"a": "b c"}', "it's"], {"NAME": "a b"})
+    assert shlex.split(shell_text(command)) == ["NAME=a b", "python", "-m", "x", "--config", '{"a": "b c"}', "it's"]
+
+
+@pytest.mark.django_db
+def test_the_form_shows_the_commands_for_the_devices_there_are(as_ada: Client) -> None:
+    from tests.webapp.runs.test_forking import form_of
+
+    def commands() -> list[dict[str, str]]:
+        return as_ada.post("/runs/check/", form_of(sample_spec())).json()["commands"]
+
+    assert "--kv-cache-memory-bytes" in commands()[0]["text"]
+    host = Host.objects.create(name="big")
+    Device.objects.create(host=host, uuid="GPU-1", kind="gpu", name="H200")
+    assert "--gpu-memory-utilization" in commands()[0]["text"]
+    assert commands()[1]["text"].startswith("python -m trainer_core.launch --spec RUN/spec.yaml")

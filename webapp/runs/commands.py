@@ -1,0 +1,172 @@
+"""The commands of server and trainer, derived from the RunSpec alone: the supervisor runs them, the form shows them.
+
+Why each setting is as it is, with measurements: docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer_core.spec import RunSpec
+
+Device = Literal["cpu", "cuda"]
+
+SERVED_NAME = "policy"
+"""The model name under which the server offers the base model."""
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values vLLM allows for --max-lora-rank."""
+
+MAX_LOGPROBS = 64
+"""Most likely tokens a request may ask for at each position."""
+
+CPU_KV_CACHE_GIB = 1.0
+CPU_BLOCK_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to start: its arguments, and the environment variables it needs besides those of the caller."""
+
+    argv: list[str]
+    env: dict[str, str]
+
+
+def uses_adapter_sync(spec: RunSpec, device: Device) -> bool:
+    """Whether the server is started for LoRA adapters, which are then pushed as adapters rather than merged weights.
+
+    Not on a CPU: there vLLM's LoRA layers take four times the processor time of the model itself, while merged weights
+    cost a second a push (docs/serving.md).
+    """
+    return spec.lora.enabled and device == "cuda"
+
+
+def serve_command(spec: RunSpec, *, model_path: str, port: int, device: Device) -> Command:
+    """The command that serves `model_path` on 127.0.0.1:`port` for this run.
+
+    The server's developer routes (weight push, pause) are not guarded by a key, so it listens on loopback only.
+    """
+    server = spec.server
+    argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model_path]
+    argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
+    argv += ["--dtype", server.dtype, "--max-model-len", str(server.max_model_len)]
+    argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)]
+    # The model's own generation_config.json would otherwise change sampling behind the trainer's back.
+    argv += ["--generation-config", "vllm"]
+    argv += ["--disable-uvicorn-access-log"]
+    argv += ["--weight-transfer-config", json.dumps({"backend": "gloo" if device == "cpu" else "nccl"})]
+    if spec.model.trust_remote_code:
+        argv += ["--trust-remote-code"]
+    if server.max_num_seqs is not None:
+        argv += ["--max-num-seqs", str(server.max_num_seqs)]
+    env = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if device == "cpu":
+        _add_cpu(spec, argv, env)
+    else:
+        _add_cuda(spec, argv)
+    if uses_adapter_sync(spec, device):
+        _add_lora(spec, argv, env)
+    return Command(argv, env)
+
+
+def _kv_cache_bytes(gib: float) -> str:
+    return str(int(gib * 2**30))
+
+
+def _add_cpu(spec: RunSpec, argv: list[str], env: dict[str, str]) -> None:
+    # Without an explicit size the server would take nine tenths of the machine's memory.
+    argv += ["--kv-cache-memory-bytes", _kv_cache_bytes(spec.server.kv_cache_gib or CPU_KV_CACHE_GIB)]
+    argv += ["--enforce-eager"]
+    # The smallest that vLLM's CPU attention takes. Rollouts of a group share whole blocks of their prompt only; at the
+    # default of 128 short prompts are computed once for each rollout.
+    argv += ["--block-size", str(CPU_BLOCK_SIZE)]
+    env["TORCHDYNAMO_DISABLE"] = "1"  # eager mode leaves one torch.compile in the sampler: 20 s of C++ compiler
+    # vLLM would pin its threads to the first cores, those of a second server too; the other half is for the trainer.
+    env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // 2))
+    env["OMP_WAIT_POLICY"] = "passive"
+
+
+def _add_cuda(spec: RunSpec, argv: list[str]) -> None:
+    if spec.server.kv_cache_gib is not None:
+        argv += ["--kv-cache-memory-bytes", _kv_cache_bytes(spec.server.kv_cache_gib)]
+    argv += ["--gpu-memory-utilization", str(spec.server.gpu_memory_utilization)]
+    argv += ["--tensor-parallel-size", str(spec.resources.rollout_gpus)]
+    if spec.server.enforce_eager:
+        argv += ["--enforce-eager"]
+
+
+def _add_lora(spec: RunSpec, argv: list[str], env: dict[str, str]) -> None:
+    rank = next(rank for rank in LORA_RANKS if rank >= spec.lora.r)
+    # Rollouts that began under an old version finish under it: max_staleness + 1 versions live, plus the one coming in.
+    argv += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(spec.rollout.max_staleness + 2)]
+    env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """What a trainer is started with. `rendezvous_port` is needed with more than one process.
+
+    `resume` is a checkpoint of the run; `start` holds the weights a forked run begins with while it has none of its own.
+    """
+
+    run_dir: Path
+    attempt_dir: Path
+    model: Path
+    servers: list[str]
+    resume: Path | None
+    processes: int
+    rendezvous_port: int | None
+    start: Path | None = None
+
+
+def train_command(plan: TrainerPlan) -> Command:
+    """The trainer as docs/architecture.md has it: one process, or one for each training GPU under `accelerate launch`."""
+    module = ["-m", "trainer_core.launch"]
+    if plan.processes > 1:
+        accelerate = [
+            "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--mixed_precision", "no",
+            "--dynamo_backend", "no", "--num_processes", str(plan.processes), "--main_process_port",
+            str(plan.rendezvous_port),
+        ]  # fmt: skip
+        module = [*accelerate, *module]
+    argv = [sys.executable, *module, "--spec", str(plan.run_dir / "spec.yaml"), "--run-dir", str(plan.run_dir)]
+    argv += ["--attempt-dir", str(plan.attempt_dir), "--model", str(plan.model)]
+    for server in plan.servers:
+        argv += ["--server", server]
+    if plan.resume is not None:
+        argv += ["--resume", str(plan.resume)]
+    elif plan.start is not None:
+        argv += ["--start-from", str(plan.start)]
+    return Command(argv, {})
+
+
+def preview(spec: RunSpec, model_path: str, device: Device) -> list[dict[str, str]]:
+    """Both commands as a shell would take them; folder, port and rendezvous of the run stand as words in capitals."""
+    serve = serve_command(spec, model_path=model_path, port=0, device=device)
+    serve.argv[serve.argv.index("--port") + 1] = "PORT"
+    ranks = spec.resources.trainer_gpus if device == "cuda" else 1
+    plan = TrainerPlan(
+        Path("RUN"), Path("RUN/attempts/1"), Path(model_path), ["http://127.0.0.1:PORT"], None, ranks,
+        rendezvous_port=0 if ranks > 1 else None,
+    )  # fmt: skip
+    train = train_command(plan)
+    return [{"title": "vLLM server", "text": shell_text(serve)}, {"title": "Trainer", "text": shell_text(train)}]
+
+
+def shell_text(command: Command) -> str:
+    """A command as it can be pasted into a shell; the interpreter is called python."""
+    words = ["python", *command.argv[1:]]
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in command.env.items()), shlex.join(words)])
