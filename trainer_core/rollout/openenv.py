@@ -1,0 +1,68 @@
+"""Environments of OpenEnv: a client of its protocol as an environment of a run.
+
+    environment_factory=functools.partial(OpenEnv, functools.partial(EchoEnv, base_url="http://host:8000"), EchoAction)
+
+OpenEnv itself is not imported. What is used of a client is `reset` and `step`, async or not, whose results have `observation`,
+`reward` and `done`; the action class is a pydantic model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+
+PASSED_ON = ("seed", "episode_id")
+"""Columns of a row that reset understands."""
+BOOKKEEPING = {"done", "reward", "metadata"}
+"""Fields of every observation and action that are not for the model."""
+
+
+class OpenEnv:
+    """`connect` makes a client, `action` builds an action from its fields. The reward is the sum over the episode."""
+
+    def __init__(self, connect: Callable[[], Any], action: type[BaseModel]) -> None:
+        self._client = connect()
+        self._action = action
+        self._reward: float | None = None
+        self._done = False
+
+    async def reset(self, **row: Any) -> str:
+        """Begin an episode; the text says what there is to see, and what an action is made of."""
+        wanted = {name: row[name] for name in PASSED_ON if row.get(name) is not None}
+        self._reward, self._done = None, False
+        seen = self._take(await _result(self._client.reset(**wanted)))
+        fields = self._action.model_json_schema()["properties"]
+        described = {name: field for name, field in fields.items() if name not in BOOKKEEPING}
+        return f"{seen}\n\nFields of an action: {json.dumps(described)}"
+
+    async def act(self, action: dict) -> str:  # type: ignore[type-arg]  # what the model is told; it knows no parameters
+        """Takes an action in the environment.
+
+        Args:
+            action: The fields of the action.
+        """
+        if self._done:
+            return "The episode is over."
+        return self._take(await _result(self._client.step(self._action(**action))))
+
+    def get_reward(self) -> float | None:
+        """The sum of the episode's rewards; None when there were none."""
+        return self._reward
+
+    def _take(self, result: Any) -> str:
+        """Keep account of a step, and give what the model may see of it as JSON."""
+        self._done = bool(result.done)
+        if result.reward is not None:
+            self._reward = (self._reward or 0.0) + float(result.reward)
+        seen = result.observation
+        values = seen.model_dump(mode="json", exclude=BOOKKEEPING) if isinstance(seen, BaseModel) else seen
+        text = json.dumps(values, ensure_ascii=False, default=str)
+        return f"{text} The episode is over." if self._done else text
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
