@@ -1,4 +1,7 @@
-"""Environments: an object for each rollout, whose `reset` opens it, whose methods are tools, whose `get_reward` scores it."""
+"""Environments: an object for each rollout, whose `reset` opens it, whose methods are tools, whose `get_reward` scores it.
+
+An environment may have a `close`, which is called when it is thrown away and when the run ends.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,26 @@ class EnvironmentPool:
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Any]:
         environment = self._idle.pop() if self._idle else await self._call(self._factory)
-        yield environment
+        try:
+            yield environment
+        except BaseException:
+            await self._discard(environment)
+            raise
         self._idle.append(environment)
+
+    async def close(self) -> None:
+        """Close those that are not in use; the others are closed when their rollouts end."""
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(self._discard(environment) for environment in idle))
+
+    async def _discard(self, environment: Any) -> None:
+        if not hasattr(environment, "close"):
+            return
+        try:
+            await self._call(environment.close)
+        # it is thrown away in any case, and what made it useless has been told
+        except Exception as error:  # noqa: BLE001
+            print(f"closing an environment: {type(error).__name__}: {error}", flush=True)
 
     async def reset(self, environment: Any, row: dict[str, Any]) -> str | None:
         """Reset for a row; a text it returns is shown to the model after the prompt."""

@@ -183,6 +183,8 @@ class AsyncRolloutLoop:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self.environments is not None:
+                await self.environments.close()
             await self.client.close()
 
     async def _generate(self) -> None:

@@ -2,8 +2,8 @@
 
     environment_factory=functools.partial(OpenEnv, functools.partial(EchoEnv, base_url="http://host:8000"), EchoAction)
 
-OpenEnv itself is not imported. What is used of a client is `reset` and `step`, async or not, whose results have `observation`,
-`reward` and `done`; the action class is a pydantic model.
+OpenEnv itself is not imported. What is used of a client is `reset`, `step` and `close`, async or not; results have
+`observation`, `reward` and `done`, and the action class is a pydantic model.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class OpenEnv:
         if self._done:
             return "The episode is over."
         return self._take(await _result(self._client.step(self._action(**action))))
+
+    async def close(self) -> None:
+        """Give the server's session back."""
+        await _result(self._client.close())
 
     def get_reward(self) -> float | None:
         """The sum of the episode's rewards; None when there were none."""

@@ -49,6 +49,8 @@ class Client:
         hint = "found" if found else "higher" if action.number < self.number else "lower"
         return StepResult(Seen(hint=hint), reward=1.0 if found else -0.1, done=found)
 
+    async def close(self) -> None: ...
+
 
 class SyncClient:
     """One whose calls are not awaited."""

@@ -135,9 +135,13 @@ class Counter:
     """An environment that counts; `made` counts environments."""
 
     made = 0
+    closed = 0
 
     def __init__(self) -> None:
         Counter.made += 1
+
+    def close(self) -> None:
+        Counter.closed += 1
 
     def reset(self, start: int, **row: Any) -> str:
         self.value = start
@@ -170,7 +174,9 @@ def test_environments_are_reset_used_again_and_thrown_away_when_they_fail() -> N
                     raise RuntimeError
             async with pool.lease() as other:
                 assert other is not first
-            assert Counter.made == 2
+            assert (Counter.made, Counter.closed) == (2, 1)
+            await pool.close()
+            assert Counter.closed == 2
 
     asyncio.run(use())
     assert set(metrics.take()) == {"env/reset_s", "env/reward_s"}
