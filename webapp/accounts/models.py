@@ -62,3 +62,11 @@ class ApiToken(models.Model):
     def mark_used(self, now: datetime) -> None:
         self.last_used_at = now
         self.save(update_fields=["last_used_at"])
+
+
+class FailedSignIn(models.Model):
+    """Failed sign-ins of one name from one address, until `ends_at`. `key` is a digest of both."""
+
+    key = models.CharField(max_length=64, primary_key=True)
+    count = models.PositiveIntegerField(default=0)
+    ends_at = models.DateTimeField(db_index=True)

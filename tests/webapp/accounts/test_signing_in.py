@@ -6,12 +6,14 @@ import io
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.core.management import call_command
 from django.test import Client
+from django.utils import timezone
 
 from tests.webapp import seed
 from webapp.accounts import attempts
-from webapp.accounts.models import ApiToken, User
+from webapp.accounts.models import ApiToken, FailedSignIn, User
 
 pytestmark = pytest.mark.django_db
 
@@ -128,3 +130,16 @@ def test_an_admin_adds_people_and_locks_them_out(as_admin: Client, as_ada: Clien
 def test_an_admin_can_not_lock_out_themselves(as_admin: Client, admin: User) -> None:
     page = as_admin.post(f"/account/people/{admin.pk}/", {"action": "lock"}, follow=True).content.decode()
     assert "your own account" in page
+
+
+def test_failures_are_counted_together_by_all_web_processes_and_forgotten_after_a_while(
+    client: Client, ada: User
+) -> None:
+    wrong = {"username": "ada", "password": "wrong"}
+    for _ in range(attempts.ALLOWED):
+        client.post("/login/", wrong)
+    cache.clear()  # what one process keeps for itself
+    assert client.post("/login/", wrong).status_code == 429
+    FailedSignIn.objects.update(ends_at=timezone.now())
+    assert client.post("/login/", wrong).status_code == 200
+    assert FailedSignIn.objects.get().count == 1
