@@ -26,7 +26,8 @@ from trainer_core.report import StepReport
 if TYPE_CHECKING:
     from tests.vllm_server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+# The first use teaches the model and starts a server, which a machine with much else to do takes minutes for.
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def note(kind: str, **values: Any) -> None:
