@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from webapp.metrics.appending import PACK_ROWS
 from webapp.metrics.layout import FAN, ROW, STORED_ROW, as_rows, decode, newest
@@ -84,26 +84,36 @@ def _rolled(series: Series, low: int | None, high: int | None, wanted: int) -> _
     level = 0
     while series.blocks_written // FAN ** (level + 1) >= (wanted if low is None and high is None else FAN):
         level += 1
-    while True:
-        rolled = _from_packs(series, level, low, high)
-        if level == 0 or len(rolled.rows) >= wanted:
-            return rolled
+    rolled = _from_packs(series, level, low, high, 0, series.blocks_written)
+    while level > 0 and len(rolled.rows) < wanted:
+        if not len(rolled.rows):
+            return rolled  # the range holds nothing but what is in the tail
         level -= 1
+        end = int((rolled.block + rolled.size).max())
+        rolled = _from_packs(series, level, low, high, int(rolled.block.min()), end)
+    return rolled
 
 
-def _from_packs(series: Series, level: int, low: int | None, high: int | None) -> _Rolled:
-    """Rows of a level that meet the range, and of finer ones for the last blocks, which fill no row of this level yet."""
+def _from_packs(
+    series: Series, level: int, low: int | None, high: int | None, first_block: int, end_block: int
+) -> _Rolled:
+    """Rows of a level that meet the range, and of finer ones for the last blocks, which fill no row of this level yet.
+
+    They are looked for from block `first_block` up to `end_block`.
+    """
     rows, blocks, sizes = [], [], []
     start = 0
     for finer in range(level, -1, -1):
         size = FAN**finer
         stop = series.blocks_written // size * size
-        if stop == start:
+        begin, end = max(start, first_block) // size, min(stop // size, -(-end_block // size))
+        start = stop
+        if begin >= end:
             continue
-        for number, data in _packs(series, finer, start // size, stop // size, low, high):
+        for number, data in _packs(series, finer, begin, end, low, high):
             held = np.frombuffer(bytes(data), STORED_ROW)
             index = np.arange(len(held)) + number * PACK_ROWS
-            keep = (index >= start // size) & (index < stop // size)
+            keep = (index >= begin) & (index < end)
             if low is not None:
                 keep &= held["step"] >= low
             if high is not None:
@@ -111,7 +121,6 @@ def _from_packs(series: Series, level: int, low: int | None, high: int | None) -
             rows.append(held[keep])
             blocks.append(index[keep] * size)
             sizes.append(np.full(int(keep.sum()), size))
-        start = stop
     if not rows:
         return _Rolled(np.empty(0, STORED_ROW), np.empty(0, "<i8"), np.empty(0, "<i8"))
     return _Rolled(np.concatenate(rows), np.concatenate(blocks), np.concatenate(sizes))
@@ -142,17 +151,19 @@ def _from_blocks(series: Series, blocks: _Rolled) -> _Rolled:
 
 
 def _in_blocks(series: Series, numbers: np.ndarray, *columns: str) -> Iterable[tuple[int, ...]]:
-    """Number and columns of blocks. Neighbours are asked for as ranges, so that many cost few queries."""
+    """Number and columns of blocks, in order. Neighbours are asked for as one range, others in lists, which use the index."""
     numbers = np.unique(numbers)
     if not len(numbers):
         return
-    breaks = np.flatnonzero(np.diff(numbers) > 1) + 1
-    ranges = [(int(part[0]), int(part[-1])) for part in np.split(numbers, breaks)]
-    for start in range(0, len(ranges), _BLOCKS_A_QUERY // 2):
-        wanted = Q()
-        for first, last in ranges[start : start + _BLOCKS_A_QUERY // 2]:
-            wanted |= Q(number__gte=first, number__lte=last)
-        yield from series.blocks.filter(wanted).order_by("number").values_list("number", *columns)
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first + 1 == len(numbers):
+        yield from (
+            series.blocks.filter(number__gte=first, number__lte=last).order_by("number").values_list("number", *columns)
+        )
+        return
+    for start in range(0, len(numbers), _BLOCKS_A_QUERY):
+        part = numbers[start : start + _BLOCKS_A_QUERY].tolist()
+        yield from series.blocks.filter(number__in=part).order_by("number").values_list("number", *columns)
 
 
 def _late_points(series: Series, tail: np.ndarray, low: int | None, high: int | None) -> list[tuple[int, np.ndarray]]:
