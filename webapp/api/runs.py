@@ -31,10 +31,11 @@ from webapp.api.schemas import (
     SpecChecked,
     SpecIn,
     StopIn,
+    SweepIn,
 )
 from webapp.checkpoints import files
 from webapp.checkpoints.models import Checkpoint
-from webapp.runs import forking, lifecycle, logs, services
+from webapp.runs import forking, lifecycle, logs, services, sweeps
 from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import Run
 from webapp.runs.problems import Problem, from_pydantic
@@ -126,6 +127,25 @@ def fork(
     if problems := forking.problems(spec, checkpoint):
         raise Invalid.of(problems)
     return Status(201, as_out(request, _create(request, spec, launch=body.launch, checkpoint=checkpoint)))
+
+
+@router.post("/runs/{uuid:run_id}/sweep", response={201: list[RunOut], **ERRORS})
+def sweep(request: HttpRequest, run_id: UUID, body: SweepIn) -> Status[Any]:
+    """Runs with this run's settings, varied along axes. All are checked first; nothing is made when one could not start."""
+    parent = get_run(run_id)
+    try:
+        places = sweeps.points(body.axes, body.count, body.seed)
+    except ValueError as error:
+        raise Invalid(f"{str(error)[0].upper()}{str(error)[1:]}.") from error
+    made, problems = sweeps.specs(parent.run_spec(), places)
+    if problems:
+        raise Invalid.of(problems)
+    for spec in made:
+        check(spec)
+    runs = [services.create_run(spec, user_of(request), parent=parent) for spec in made]
+    for run in runs if body.launch else ():
+        lifecycle.launch(run, user_of(request))
+    return Status(201, [as_out(request, run) for run in runs])
 
 
 @router.delete("/runs/{uuid:run_id}", response={204: None, **ERRORS})

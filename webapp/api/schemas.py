@@ -74,6 +74,19 @@ class ForkIn(SpecIn):
     launch: bool = Field(False, description="Queue it at once; otherwise it stays a draft.")
 
 
+class SweepIn(Strict):
+    """Many runs from one: every combination of the axes' values, or `count` of them by chance."""
+
+    axes: dict[str, list[Any]] = Field(
+        description="Values by the dotted path of a setting, such as training.learning_rate.",
+        min_length=1,
+        max_length=8,
+    )
+    count: int | None = Field(None, ge=1, le=200, description="Take this many combinations by chance; empty: all.")
+    seed: int = Field(0, ge=0, le=2**31, description="Of that choice.")
+    launch: bool = Field(False, description="Queue them at once; they run as devices become free.")
+
+
 class RunRow(Schema):
     """A run in a list. `summary` has the latest step, reward, tok_s, staleness, time (Unix seconds) and max_steps."""
 
