@@ -77,9 +77,12 @@
     }
   });
 
+  const keys = document.getElementById("keys");
+  document.addEventListener("click", (event) => { if (event.target.closest("[data-show-keys]")) keys.showModal(); });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") closeMenus();
     const typing = event.target.closest("input, textarea, select, [contenteditable]");
+    if (event.key === "?" && !typing) keys.showModal();
     if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
       const search = document.querySelector("input[type=search]");
       if (search) { event.preventDefault(); search.focus(); search.select(); }

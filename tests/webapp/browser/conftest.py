@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_pla
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 60.0
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 
 
 @dataclass
@@ -125,6 +126,16 @@ class Watched:
     def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+    def barriers(self) -> list[str]:
+        """Serious and critical violations that axe-core finds on the page: rule, help, and where."""
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text())  # not by a script tag, which the page's policy forbids
+        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        return [
+            f"{rule['id']}: {rule['help']}: {[node['html'][:160] for node in rule['nodes'][:4]]}"
+            for rule in found if rule["impact"] in ("serious", "critical")
+        ]  # fmt: skip
 
     def sign_in(self, name: str, password: str) -> None:
         self.go("/login/")

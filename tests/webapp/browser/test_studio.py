@@ -33,7 +33,8 @@ runs = {
 }
 function = services.create_function(STARTER.replace("my_reward", "seeded_reward"), "Last number, with a crumb", ada)
 services.add_version(function, function.latest.source.replace("0.1", "0.2"), "a bigger crumb", ada)
-print(json.dumps({state: str(run.pk) for state, run in runs.items()}))
+checkpoint = runs["completed"].checkpoints.first().pk
+print(json.dumps({state: str(run.pk) for state, run in runs.items()} | {"checkpoint": checkpoint}))
 """
 
 
@@ -61,6 +62,7 @@ def pages(runs: dict[str, str]) -> dict[str, str]:
         "reward": "/rewards/seeded_reward/", "write-reward": "/rewards/new/", "hosts": "/hosts/",
         "compare": f"/runs/compare/?run={runs['running']}&run={runs['completed']}&run={runs['failed']}", "account": "/account/",
         "password": "/account/password/", "people": "/account/people/",
+        "webhooks": "/webhooks/", "fork": f"/runs/new/?from={runs['completed']}&checkpoint={runs['checkpoint']}",
     }  # fmt: skip
 
 
@@ -70,6 +72,7 @@ def test_every_page_draws_without_a_complaint(
 ) -> None:
     context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
     web = Watched(context.new_page(), studio, shots=shots / f"{scheme}-{width}")
+    barriers: list[str] = []
     web.go("/login/")
     web.shoot("login")
     web.sign_in("ada", seed.PASSWORD)
@@ -87,8 +90,58 @@ def test_every_page_draws_without_a_complaint(
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
         assert web.overflow() == 0, name
         web.shoot(name)
+        if width > 1000:  # colours and structure are the same on a phone
+            barriers += [f"{name}: {barrier}" for barrier in web.barriers()]
     context.close()
     assert web.complaints == []
+    assert barriers == []
+
+
+def test_question_mark_shows_the_keys_and_escape_closes_them(ada: Watched) -> None:
+    page = ada.go("/runs/")
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    expect(page.locator("#keys")).to_contain_text("search")
+    page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
+    page.keyboard.press("/")
+    page.keyboard.type("why?")
+    expect(page.locator("input[type=search]")).to_have_value("why?")
+    expect(page.locator("#keys")).to_be_hidden()
+
+
+def test_a_run_is_launched_and_stopped_by_keyboard_alone(ada: Watched, runs: dict[str, str]) -> None:
+    page = ada.go(f"/runs/{runs['draft']}/")
+
+    def tab_to(selector: str) -> None:
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if page.evaluate(f"document.activeElement.matches({selector!r})"):
+                outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                assert outline != "none", "the focus must be seen"
+                return
+        raise AssertionError(f"Tab never reached {selector}")
+
+    tab_to("[data-testid=launch]")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-testid=state]").first).to_have_text("queued")
+    tab_to("[data-testid=stop]")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-testid=state]").first).to_have_text("stopped")
+
+
+def test_no_page_allows_inline_script_and_one_that_got_in_does_not_run(ada: Watched) -> None:
+    page = ada.page
+    answer = page.goto(ada.studio.url + "/runs/")
+    assert answer is not None
+    policy = answer.headers["content-security-policy"]
+    assert "script-src 'self';" in policy
+    assert "default-src 'self';" in policy
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s) }"
+    )
+    assert page.evaluate("window.ran") is None
+    ada.complaints.clear()  # the browser has said that it refused
 
 
 def test_signing_in_wrongly_says_so(web: Watched, runs: dict[str, str]) -> None:
