@@ -18,13 +18,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import torch
 
+from trainer_core.attention import layout as layout_module
 from trainer_core.attention.backends import BACKENDS, KERNELS, attend
+from trainer_core.attention.calls import extra_work
 from trainer_core.attention.kernels import ScoreRule
 from trainer_core.attention.layout import TreeLayout
 from trainer_core.packing.trie import PrefixTrie, TrieLayout, edge_keys
 
 # prompts, completions of each, tokens of a prompt, tokens of a completion
 TREES = ((2, 8, 2000, 500), (1, 8, 8000, 2000), (4, 8, 200, 1000))
+# Where copying keys and merging calls cost about the same: these set COPY_LIMIT.
+UNDECIDED = ((2, 8, 500, 1000), (2, 8, 1000, 1000))
 QUERY_HEADS, KEY_HEADS, WIDTH = 16, 8, 128
 BAR = 1.25
 REPEATS = 15
@@ -55,6 +59,16 @@ def main() -> None:
                 print(f"{tree!s:>18} {name:>8} {error}")
                 continue
             measure(name, run, tree, device, profiles if arguments.profile else None)
+    print("merged / gathered, ms")
+    for tree in (*UNDECIDED, TREES[2]):
+        layout = rows(tree)[0][0]
+        queries, keys = extra_work(layout.segments)
+        for name in (name for name in arguments.backends if name in KERNELS):
+            times = []
+            for limit in (0.0, float("inf")):
+                layout_module.COPY_LIMIT = limit
+                times.append(milliseconds(step(attend(name), TreeLayout(layout, device, name), device)[0]))
+            print(f"{tree!s:>18} {name:>8} copied keys / queries {keys / queries:.2f}: {times[0]:.2f} / {times[1]:.2f}")
     if arguments.profile:
         arguments.profile.write_text("\n\n".join(profiles))
 

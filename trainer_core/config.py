@@ -43,6 +43,8 @@ class AsyncGRPOConfig(TrainingArguments):
     trust_remote_code: bool = _option(False, "Allow model code from the hub.")
     router_aux_loss_coef: float | None = _option(None, "MoE load-balancing loss; None: the model's value, 0: off.")
 
+    compile_layers: bool = _option(False, "Compile the decoder layers: faster steps after a first slow one.")
+
     # Generation
     num_generations: int = _option(8, "Rollouts per prompt.")
     max_completion_length: int = _option(2048, "Tokens generated in a whole rollout, all turns.")

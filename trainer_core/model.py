@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from trainer_core.attention.interface import IMPLEMENTATION, check_attention, co
 from trainer_core.attention.layout import TreeLayout
 from trainer_core.packing.trie import PrefixTrie, TrieLayout, edge_keys
 
-LOGIT_BYTES = 64 << 20
-"""Size of one chunk of float32 logits."""
+LOGIT_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""Size of one chunk of float32 logits. Each chunk reads the output matrix once more, so a GPU wants few."""
 
 
 def load_policy(
@@ -176,13 +176,14 @@ class _Scores(torch.autograd.Function):
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(log_probs)
         top = torch.empty(request.top_ids.shape, dtype=torch.float32, device=hidden.device)
+        summarise = _fused(_normaliser_and_entropy, hidden)
         for rows, terms, logits in _logit_chunks(hidden, weight, request, dtype):
-            normaliser = torch.logsumexp(logits, dim=-1)
-            log_probs[rows] = logits.gather(1, request.targets[rows, None])[:, 0] - normaliser
+            normaliser, entropy[rows] = summarise(logits, request.temperature)
+            scores = logits.gather(1, request.targets[rows, None])[:, 0].float() / request.temperature
+            log_probs[rows] = scores - normaliser
             owner = request.owner[terms] - rows.start
-            top[terms] = logits[owner[:, None], request.top_ids[terms]] - normaliser[owner, None]
-            logits.sub_(normaliser[:, None])  # now log-probabilities
-            entropy[rows] = -torch.linalg.vecdot(logits.exp(), logits)
+            scores = logits[owner[:, None], request.top_ids[terms]].float() / request.temperature
+            top[terms] = scores - normaliser[owner, None]
         ctx.mark_non_differentiable(entropy)
         return log_probs, entropy, top
 
@@ -195,14 +196,16 @@ class _Scores(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
         weight_cast = weight.to(dtype)
+        share = _fused(_weighted_probabilities, hidden)
         for rows, terms, logits in _logit_chunks(hidden, weight, request, dtype):
             # d log p_v / d z = onehot(v) - p, so p is weighted by the sum of all gradients that arrive at a position.
             owner = request.owner[terms] - rows.start
             total = grad_log_probs[rows].index_add(0, owner, grad_top[terms].sum(dim=1))
-            grad = torch.softmax(logits, dim=-1).mul_(-total[:, None])
-            grad.scatter_add_(1, request.targets[rows, None], grad_log_probs[rows, None])
-            grad.index_put_((owner[:, None], request.top_ids[terms]), grad_top[terms], accumulate=True)
-            grad = grad.div_(request.temperature).to(dtype)
+            grad = share(logits, total / request.temperature, request.temperature)
+            hit = grad_log_probs[rows, None] / request.temperature
+            grad.scatter_add_(1, request.targets[rows, None], hit.to(dtype))
+            hit = (grad_top[terms] / request.temperature).to(dtype)
+            grad.index_put_((owner[:, None], request.top_ids[terms]), hit, accumulate=True)
             if grad_hidden is not None:
                 grad_hidden[rows] = (grad @ weight_cast).to(hidden.dtype)
             if grad_weight is not None:
@@ -211,13 +214,37 @@ class _Scores(torch.autograd.Function):
 
 
 def _logit_chunks(hidden: torch.Tensor, weight: torch.Tensor, request: ScoreRequest, dtype: torch.dtype) -> Any:
-    """(positions, terms, float32 logits) of each chunk of at most LOGIT_BYTES."""
+    """(positions, terms, logits before the temperature, as `dtype`) of each chunk of at most LOGIT_BYTES."""
     weight_cast = weight.to(dtype)
-    size = max(1, LOGIT_BYTES // (4 * weight.shape[0]))
-    for start in range(0, len(hidden), size):
+    size = max(1, LOGIT_BYTES[hidden.device.type] // (4 * weight.shape[0]))
+    starts = range(0, len(hidden), size)
+    edges = torch.tensor([*starts, len(hidden)], device=hidden.device)
+    terms = torch.searchsorted(request.owner, edges).tolist()
+    for number, start in enumerate(starts):
         rows = slice(start, min(start + size, len(hidden)))
-        bounds = torch.tensor([rows.start, rows.stop], device=hidden.device)
-        first, last = torch.searchsorted(request.owner, bounds).tolist()
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = (hidden[rows].to(dtype) @ weight_cast.T).float().div_(request.temperature)
-        yield rows, slice(first, last), logits
+            logits = hidden[rows].to(dtype) @ weight_cast.T
+        yield rows, slice(terms[number], terms[number + 1]), logits
+
+
+def _normaliser_and_entropy(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-sum-exp l and entropy l - Σ p·z of z = logits / temperature, float32, one value a row."""
+    z = logits.float() / temperature
+    normaliser = torch.logsumexp(z, dim=-1)
+    log_p = z - normaliser[:, None]
+    return normaliser, -(log_p.exp() * log_p).sum(-1)
+
+
+def _weighted_probabilities(logits: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Minus `weight` times softmax(logits / temperature), in the precision of the logits."""
+    return (torch.softmax(logits.float() / temperature, dim=-1) * -weight[:, None]).to(logits.dtype)
+
+
+def _fused(function: Any, like: torch.Tensor) -> Any:
+    """The function as one kernel on a GPU, where what it reads is gigabytes."""
+    return _compiled(function) if like.is_cuda else function
+
+
+@cache
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, dynamic=True)

@@ -27,6 +27,7 @@ from trainer_core import checkpoint, evaluation
 from trainer_core.attention.backends import choose_backend
 from trainer_core.attention.interface import uses_softcap
 from trainer_core.checks import RewardFunc, check_arguments, check_router, reward_list
+from trainer_core.compiled import compile_layers
 from trainer_core.config import AsyncGRPOConfig
 from trainer_core.flops import FlopCounter, peak_flops
 from trainer_core.intake import CONTROL_FILE, SampleIntake
@@ -99,6 +100,8 @@ class AsyncGRPOTrainer(Trainer):
         if peft_config is not None:
             policy = get_peft_model(policy, peft_config)
         install_scoring(policy)
+        if args.compile_layers:
+            compile_layers(policy)
         super().__init__(
             model=policy,
             args=args,

@@ -41,11 +41,14 @@ class PartialCall:
 class GatheredCall:
     """A causal call in which each chain's keys are its path from the root: `index` [K] are their row positions.
 
-    The last query of a sequence sees its last key (bottom-right alignment).
+    The last query of a sequence sees its last key (bottom-right alignment). The copies of row position j are
+    `copies[first_copy[j]:first_copy[j + 1]]`, places in `index`.
     """
 
     call: PartialCall
     index: torch.Tensor
+    copies: torch.Tensor
+    first_copy: torch.Tensor
 
 
 def partial_calls(segments: np.ndarray, device: torch.device) -> list[PartialCall]:
@@ -74,7 +77,22 @@ def gathered_call(segments: np.ndarray, window: int | None, device: torch.device
         index += [path, np.arange(start, end)]
         edges_k.append(edges_k[-1] + len(path) + end - start)
     call = _call(edges_q, edges_k, device, causal=True)
-    return GatheredCall(call, torch.from_numpy(np.concatenate(index)).to(device))
+    joined = np.concatenate(index)
+    first_copy = np.concatenate([[0], np.cumsum(np.bincount(joined, minlength=edges_q[-1]))])
+    arrays = (joined, np.argsort(joined, kind="stable"), first_copy)
+    return GatheredCall(call, *(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def extra_work(segments: np.ndarray) -> tuple[int, int]:
+    """Queries that take part in further calls, counted each time, and keys that gathering would copy."""
+    chain_starts, chain_of = _chains(segments)
+    queries = sum(end - start for pieces in _branches(segments, chain_starts, chain_of) for start, end, _, _ in pieces)
+    depth_above = np.zeros(len(chain_starts), np.int64)
+    for row, (start, _, parent, _) in enumerate(segments.tolist()):
+        if parent >= 0 and start != segments[parent, 1]:
+            up = chain_of[parent]
+            depth_above[chain_of[row]] = depth_above[up] + segments[parent, 1] - chain_starts[up]
+    return queries, int(depth_above.sum())
 
 
 def _chains(segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

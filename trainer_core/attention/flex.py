@@ -20,7 +20,7 @@ def flex_tree_attention(
     mask = layout.cached("flex", window, lambda: _block_mask(layout, window))
     attend = _compiled(flex_attention) if query.is_cuda else flex_attention
     grouped = query.shape[1] != key.shape[1]
-    score_mod = None if rule.softcap is None else _softcap(rule.softcap)
+    score_mod = None if rule.softcap is None else _softcap(rule.softcap, query.device)
     out = attend(query, key, value, score_mod=score_mod, block_mask=mask, scale=rule.scale, enable_gqa=grouped)
     return out.transpose(1, 2)
 
@@ -38,7 +38,9 @@ def _block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
 
 
 @cache
-def _softcap(cap: float) -> Any:
+def _softcap(softcap: float, device: torch.device) -> Any:
+    cap = torch.tensor(softcap, device=device)  # a plain number would be compiled in as a symbol, which has no gradient
+
     def squash(score: torch.Tensor, *_: Any) -> torch.Tensor:
         return cap * torch.tanh(score / cap)
 

@@ -51,6 +51,7 @@ def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weights
 
 
+@torch.compiler.disable
 def tree_attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,

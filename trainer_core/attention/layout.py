@@ -9,8 +9,11 @@ import numpy as np
 import torch
 
 from trainer_core.attention.blocks import QueryBlock, query_blocks
-from trainer_core.attention.calls import GatheredCall, PartialCall, gathered_call, partial_calls
+from trainer_core.attention.calls import GatheredCall, PartialCall, extra_work, gathered_call, partial_calls
 from trainer_core.packing.trie import TrieLayout
+
+COPY_LIMIT = 1.0
+"""Keys copied for each query saved from a further call, up to which copying is faster (docs/performance.md)."""
 
 
 class TreeLayout:
@@ -46,6 +49,12 @@ class TreeLayout:
     def partial_calls(self) -> list[PartialCall]:
         """The kernel calls that together are tree attention without a window."""
         return partial_calls(self.segments, self.device)
+
+    @cached_property
+    def gathering_pays(self) -> bool:
+        """Whether copying each path's keys costs less than passing over the branches' queries again."""
+        queries, copied_keys = extra_work(self.segments)
+        return 0 < copied_keys <= COPY_LIMIT * queries
 
     def gathered_call(self, window: int | None) -> GatheredCall:
         """The one kernel call over paths whose keys are gathered."""

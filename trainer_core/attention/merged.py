@@ -1,4 +1,4 @@
-"""Tree attention by partial calls of a kernel, without copies of keys or values.
+"""Tree attention by partial calls of a kernel, merged; without copies of keys or values wherever that is faster.
 
 Let a query's keys be split over calls, call c giving the output o_c and the log-sum-exp l_c of its scores. Then
 
@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from trainer_core.attention.calls import PartialCall
+from trainer_core.attention.calls import GatheredCall, PartialCall
 from trainer_core.attention.kernels import Kernel, ScoreRule
 from trainer_core.attention.layout import TreeLayout
-from trainer_core.attention.merge import merge_
+from trainer_core.attention.merge import add_copies, merge_
 
 
 def flash_tree_attention(
@@ -30,16 +30,15 @@ def flash_tree_attention(
 ) -> torch.Tensor:
     """Attention output [1, N, query heads, d] of query [1, query heads, N, d], key and value [1, key heads, N, d].
 
-    A window that hides something cuts each path at another place, which no split into few calls can express: then the keys
-    of each path are gathered, at most `window` of them for a chain.
+    Two layouts in which keys are gathered after all, each path's for itself: under a window that hides something, since it
+    cuts each path at another place, which no split into few calls can express; and where the shared parts are so short
+    next to the branches that copying them costs less than a second pass over the branches' queries.
     """
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     rule = ScoreRule(rule.scale, layout.effective_window(rule.window), rule.softcap)
-    if rule.window is None:
-        return _Calls.apply(q, k, v, layout.partial_calls, kernel, rule)[None]
-    gathered = layout.gathered_call(rule.window)
-    k, v = _Gather.apply(k, gathered.index), _Gather.apply(v, gathered.index)
-    return _Calls.apply(q, k, v, [gathered.call], kernel, rule)[None]
+    if rule.window is None and not layout.gathering_pays:
+        return _Calls.apply(q, k, v, layout.partial_calls, kernel, rule).unsqueeze(0)
+    return _Gathered.apply(q, k, v, layout.gathered_call(rule.window), kernel, rule).unsqueeze(0)
 
 
 class _Calls(torch.autograd.Function):
@@ -79,18 +78,30 @@ class _Calls(torch.autograd.Function):
         return dq, dk, dv, None, None, None
 
 
-class _Gather(torch.autograd.Function):
-    """Rows of a tensor, repeated; gradients add up in float32 at least."""
+class _Gathered(torch.autograd.Function):
+    """One call on copies of keys and values, which are made again in the backward pass rather than kept."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(index)
-        ctx.shape = values.shape
-        return values.index_select(0, index)
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        gathered: GatheredCall,
+        kernel: Kernel,
+        rule: ScoreRule,
+    ) -> torch.Tensor:
+        keys, values = k.index_select(0, gathered.index), v.index_select(0, gathered.index)
+        out, lse = kernel.forward(q, keys, values, gathered.call, rule)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.gathered, ctx.kernel, ctx.rule = gathered, kernel, rule
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (index,) = ctx.saved_tensors
-        wide = torch.promote_types(grads[0].dtype, torch.float32)
-        total = torch.zeros(ctx.shape, dtype=wide, device=grads[0].device)
-        return total.index_add_(0, index, grads[0].to(wide)).to(grads[0].dtype), None
+        q, k, v, out, lse = ctx.saved_tensors
+        gathered: GatheredCall = ctx.gathered
+        keys, values = k.index_select(0, gathered.index), v.index_select(0, gathered.index)
+        grad = grads[0].contiguous()
+        dq, dk, dv = ctx.kernel.backward(grad, q, keys, values, out, lse, gathered.call, ctx.rule)
+        return dq, add_copies(dk, gathered), add_copies(dv, gathered), None, None, None

@@ -58,15 +58,13 @@ def collate(plan: RowPlan, num_top: int) -> PackedRow:
     layout, positions = plan.trie.layout()
     if not plan.items:
         layout = TrieLayout(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([[0, 1, -1, 1]], dtype=np.int64))
-    token_index, targets, old, sample_index = [], [], [], []
+    token_index, targets, old = [], [], []
     top_ids, top_log_probs = [], []
-    for index, item in enumerate(plan.items):
-        sample = item.sample
-        trained = np.flatnonzero(sample.completion_mask[1:]) + 1
+    for item in plan.items:
+        sample, trained = item.sample, item.trained
         token_index.append(positions.of(item.keys)[trained - 1])
         targets.append(sample.input_ids[trained])
         old.append(sample.log_probs[trained])
-        sample_index.append(np.full(len(trained), index))
         if num_top:
             if sample.top_ids is None or sample.top_log_probs is None or sample.top_ids.shape[1] < num_top:
                 held = 0 if sample.top_ids is None else sample.top_ids.shape[1]
@@ -81,7 +79,7 @@ def collate(plan: RowPlan, num_top: int) -> PackedRow:
         token_index=_join(token_index, np.int64),
         target_ids=_join(targets, np.int64),
         old_log_probs=_join(old, np.float32),
-        sample_index=_join(sample_index, np.int64),
+        sample_index=np.repeat(np.arange(len(plan.items)), np.array([item.terms for item in plan.items], np.int64)),
         top_ids=_join(top_ids, np.int64).reshape(terms, num_top),
         top_log_probs=_join(top_log_probs, np.float32).reshape(terms, num_top),
         advantages=np.array([item.sample.advantage for item in plan.items], dtype=np.float32),
@@ -94,4 +92,4 @@ def collate(plan: RowPlan, num_top: int) -> PackedRow:
 
 
 def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+    return np.concatenate(parts, dtype=dtype, casting="same_kind") if parts else np.zeros(0, dtype)

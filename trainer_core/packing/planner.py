@@ -17,19 +17,23 @@ from trainer_core.rollout.types import RolloutSample
 
 @dataclass(frozen=True, eq=False)
 class PackItem:
-    """A sample and the keys of the nodes it needs: those up to its last trained token."""
+    """A sample, the keys of the nodes it needs (those up to its last trained token), and the places of trained tokens."""
 
     sample: RolloutSample
     keys: np.ndarray
-    terms: int
+    trained: np.ndarray
+
+    @property
+    def terms(self) -> int:
+        return len(self.trained)
 
     @classmethod
     def of(cls, sample: RolloutSample) -> PackItem | None:
         """None when no token of the sample is trained, so that nothing needs to be forwarded."""
-        trained = np.flatnonzero(sample.completion_mask[1:])
+        trained = np.flatnonzero(sample.completion_mask[1:] != 0) + 1
         if not len(trained):
             return None
-        return cls(sample, edge_keys(sample.input_ids[: int(trained[-1]) + 2]), len(trained))
+        return cls(sample, edge_keys(sample.input_ids[: int(trained[-1]) + 1]), trained)
 
 
 @dataclass(eq=False)

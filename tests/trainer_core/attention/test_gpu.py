@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.trainer_core.attention.test_packed_rows import SIZES, VOCABULARY
+from trainer_core.attention import layout as layout_module
 from trainer_core.attention.backends import BACKENDS, KERNELS, SOFTCAP, attend, choose_backend
 from trainer_core.attention.interface import IMPLEMENTATION
 from trainer_core.attention.kernels import ScoreRule
@@ -48,14 +49,17 @@ def one(rng: np.random.Generator) -> list[np.ndarray]:
 
 
 SHAPES = {"grouped heads": (16, 8, 128), "equal heads": (4, 4, 64)}
-RULES = {"plain": {}, "window": {"window": 200}, "softcap": {"softcap": 5.0}}
+RULES: dict[str, Any] = {"merged": {}, "gathered": {}, "window": {"window": 200}, "softcap": {"softcap": 5.0}}
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("batch", [groups, turns, tiny, one], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tree_attention(backend: str, batch: Any, shape: str, rule: str) -> None:
+def test_tree_attention(backend: str, batch: Any, shape: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "COPY_LIMIT", float("inf") if rule == "gathered" else 0.0)
+    if rule == "gathered" and backend not in KERNELS:
+        pytest.skip("never gathers by itself")
     if rule == "softcap" and backend not in SOFTCAP:
         pytest.skip("no softcap")
     device = torch.device("cuda")
@@ -91,7 +95,7 @@ def test_tree_attention(backend: str, batch: Any, shape: str, rule: str) -> None
             for part, mine, theirs in zip("qkv", tensors, exact, strict=True)
         ),
     ]:
-        error = float((mine.double() - theirs).norm() / theirs.norm())
+        error = float((mine.detach().double() - theirs.detach()).norm() / theirs.detach().norm())
         assert error < tolerance, (name, error)
 
 

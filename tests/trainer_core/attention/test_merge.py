@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer_core.attention.reference_kernel import ReferenceKernel
-from trainer_core.attention.calls import partial_calls
+from trainer_core.attention import layout as layout_module
+from trainer_core.attention.calls import extra_work, partial_calls
 from trainer_core.attention.flex import flex_tree_attention
 from trainer_core.attention.kernels import ScoreRule
 from trainer_core.attention.layout import TreeLayout
@@ -92,15 +93,20 @@ rules = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@pytest.mark.parametrize("copy_limit", [0.0, np.inf])
+@settings(deadline=None, max_examples=60)
 @given(batches, rules, st.integers(0, 1000))
-def test_merged_calls_are_tree_attention(batch: list[list[int]], rule: ScoreRule, seed: int) -> None:
+def test_merged_and_gathered_calls_are_tree_attention(
+    copy_limit: float, batch: list[list[int]], rule: ScoreRule, seed: int
+) -> None:
     kernel = ReferenceKernel()
 
     def attend(*arguments: Any) -> torch.Tensor:
         return flash_tree_attention(kernel, *arguments)
 
-    check(attend, batch, rule, seed, 1e-12, torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_module, "COPY_LIMIT", copy_limit)
+        check(attend, batch, rule, seed, 1e-12, torch.float64)
     layout = tree(batch)
     assert kernel.pairs == int(visible(layout, rule.window).sum())  # no pair twice, none in vain
 
@@ -121,6 +127,16 @@ def test_flex_attention_is_tree_attention(batch: list[list[int]], rule: ScoreRul
             return flex_tree_attention(*(tensor.detach() for tensor in arguments[:3]), *arguments[3:])
 
     check(attend, batch, rule, seed, 2e-5, torch.float32)
+
+
+@given(batches)
+def test_extra_work_is_what_the_calls_do(batch: list[list[int]]) -> None:
+    layout = TreeLayout(tree(batch), CPU, "none")
+    queries, copied = extra_work(layout.segments)
+    pieces = [call.cu_q.diff()[call.cu_k.diff() > 0].sum() for call in layout.partial_calls[1:]]
+    assert queries == sum(int(count) for count in pieces)
+    assert copied == len(layout.gathered_call(None).index) - layout.tokens
+    assert not layout.gathering_pays or copied
 
 
 @given(batches)

@@ -35,13 +35,20 @@ SIZES: dict[str, Any] = {
 
 def tiny(kind: str) -> Any:
     torch.manual_seed(0)
+    head_dim = SIZES["hidden_size"] // 4
     models = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=head_dim)),
         "mistral with a window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
         "qwen3 with a window in one layer": lambda: Qwen3ForCausalLM(
-            Qwen3Config(**SIZES, head_dim=8, sliding_window=5, use_sliding_window=True, max_window_layers=1)
+            Qwen3Config(
+                **SIZES,
+                head_dim=SIZES["hidden_size"] // 4,
+                sliding_window=5,
+                use_sliding_window=True,
+                max_window_layers=1,
+            )
         ),
     }
     model = models[kind]().float()
@@ -161,7 +168,7 @@ def test_scores_and_their_gradients_against_float64(positions: int, top: int, te
 
     leaf = hidden.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_module, "LOGIT_BYTES", 4 * VOCABULARY * 2)  # two positions a chunk
+        patch.setitem(model_module.LOGIT_BYTES, "cpu", 4 * VOCABULARY * 2)  # two positions a chunk
         head.pending = ScoreRequest(targets, top_ids, owner, temperature)  # type: ignore[assignment]
         log_probs, entropy, top_log_probs = head(leaf[None])
         ((log_probs * grads[0]).sum() + (top_log_probs * grads[1]).sum()).backward()
@@ -221,6 +228,7 @@ def test_the_same_on_a_gpu(kind: str, backend: str, monkeypatch: pytest.MonkeyPa
     """Log-probabilities and gradients of a row with many blocks, in full float32."""
     monkeypatch.setattr(blocks_module, "QUERY_BLOCK", 16)
     torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setitem(SIZES, "hidden_size", 64)  # FlexAttention needs heads of 16
     model = tiny(kind).cuda().train()
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCABULARY, 20).tolist() for _ in range(3)]
