@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.vllm_server import RunningServer
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 # Read when torch is first imported, which is later than this.
 for _variable, _value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}.items():
     os.environ.setdefault(_variable, _value)
+
+# Servers under test share the processor, so how long an example takes says nothing about the code.
+settings.register_profile("offbeat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("offbeat")
 
 
 @pytest.hookimpl(tryfirst=True)
