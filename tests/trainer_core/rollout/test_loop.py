@@ -80,7 +80,10 @@ def test_staleness_is_held(make: MakeTrainer, server: StubServer, max_staleness:
     else:
         assert max(trainer.staleness) >= 1
         assert sum(age > max_staleness for age in trainer.staleness) <= 0.1 * len(trainer.staleness)
-    assert {request["model"] for request in server.requests} >= {"policy", "policy-v1", "policy-v5"}
+    # Held back by slow groups, dispatch may leave out a version.
+    asked = {request["model"] for request in server.requests}
+    assert "policy" in asked
+    assert len(asked) >= 6
 
 
 def test_steps_that_are_no_multiple_of_groups_do_not_stop_a_synchronous_run(make: MakeTrainer) -> None:
