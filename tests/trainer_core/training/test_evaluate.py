@@ -27,7 +27,7 @@ class Worker:
     def send(self, message: Any) -> None:
         self.sent.append(message)
         if self._answer is not None:
-            threading.Timer(0.3, self._messages.append, [self._answer]).start()
+            threading.Timer(0.3, lambda: self._messages.append(self._answer)).start()
 
     def receive(self) -> list[Any]:
         messages, self._messages = self._messages, []
