@@ -263,6 +263,8 @@ class Studio:
             )
         os.environ["OFFBEAT_STUDIO"] = str(settings.HOME)
         os.environ["OFFBEAT_HOME"] = str(settings.HOME)
+        # Celery changes its process titles (and Valkey would), which would otherwise overwrite the environment, and the mark, in /proc.
+        os.environ["SPT_NOENV"] = "1"
         self.owns_home = True
         # A studio that was killed leaves its runs going, and they go on; of its other processes none may stay.
         self._kill([process for process in self._ours() if not _belongs_to_run(process)])
@@ -292,7 +294,7 @@ class Studio:
         return [
             str(valkey_binary.get_binary_path()), "--port", "0", "--unixsocket", str(settings.BROKER_SOCKET),
             "--unixsocketperm", "700", "--save", "", "--appendonly", "no", "--dir", str(settings.HOME / "valkey"),
-            "--loglevel", "warning",
+            "--loglevel", "warning", "--set-proc-title", "no",
         ]  # fmt: skip
 
     def _broker_answers(self) -> bool:
