@@ -263,7 +263,7 @@ class Studio:
             )
         os.environ["OFFBEAT_STUDIO"] = str(settings.HOME)
         os.environ["OFFBEAT_HOME"] = str(settings.HOME)
-        # Celery changes its process titles (and Valkey would), which would otherwise overwrite the environment, and the mark, in /proc.
+        # Celery changes its process titles, which would otherwise overwrite the environment in /proc, and the mark.
         os.environ["SPT_NOENV"] = "1"
         self.owns_home = True
         # A studio that was killed leaves its runs going, and they go on; of its other processes none may stay.
