@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +186,9 @@ def sentence(error: BaseException) -> str:
         return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else type(error).__name__
+    if isinstance(error, (LookupError, AttributeError, AssertionError, NameError)):
+        # A fault of ours, whose text alone says nothing.
+        text = f"The trainer met an error of its own ({type(error).__name__}: {text}); trainer.log has the details"
     return text[:1].upper() + text[1:]
 
 
@@ -241,6 +244,19 @@ def _set_threads() -> None:
         torch.set_num_threads(1)
 
 
+def progress_line(step: int, max_steps: int, logs: Mapping[str, float]) -> str:
+    """One line of trainer.log. A metric without a value in this step, as reward when nothing was scored, is a dash."""
+
+    def number(name: str, form: str) -> str:
+        return format(logs[name], form) if name in logs else "-"
+
+    return (
+        f"step {step}/{max_steps} reward {number('reward', '.3f')} loss {number('loss', '+.4f')} kl {number('kl', '.4f')} "
+        f"staleness {number('sample/staleness_mean', '.1f')} {number('perf/step_s', '.1f')} s "
+        f"(waited {number('perf/rollout_wait_s', '.1f')} s, computed {number('perf/fwd_bwd_s', '.1f')} s)"
+    )
+
+
 def _progress_callback() -> Any:
     """Prints one line a step."""
     from transformers import TrainerCallback
@@ -248,13 +264,8 @@ def _progress_callback() -> Any:
     class Progress(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "perf/step_s" in logs:
-                print(
-                    f"{time.strftime('%H:%M:%S')} step {state.global_step}/{state.max_steps} reward {logs['reward']:.3f} "
-                    f"loss {logs['loss']:+.4f} kl {logs['kl']:.4f} staleness {logs['sample/staleness_mean']:.1f} "
-                    f"{logs['perf/step_s']:.1f} s (waited {logs['perf/rollout_wait_s']:.1f} s, "
-                    f"computed {logs['perf/fwd_bwd_s']:.1f} s)",
-                    flush=True,
-                )
+                line = progress_line(state.global_step, state.max_steps, logs)
+                print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
     return Progress()
 

@@ -110,7 +110,7 @@ def test_adapter_of_a_spec() -> None:
         (ValueError("the model is bad\nmore"), "The model is bad"),
         (MemoryError(), "The trainer ran out of memory: lower training.token_budget"),
         (OSError(28, "No space left on device", "/x/y"), "No space left on device: /x/y"),
-        (KeyError(), "KeyError"),
+        (RuntimeError(), "RuntimeError"),
     ],
 )
 def test_sentences(error: Exception, text: str) -> None:
@@ -122,3 +122,12 @@ def test_help() -> None:
         [sys.executable, "-m", "trainer_core.launch", "--help"], capture_output=True, text=True, check=True
     )
     assert "--attempt-dir" in found.stdout
+
+
+def test_a_step_in_which_nothing_was_scored_has_a_line_too() -> None:
+    line = launch.progress_line(7, 20, {"loss": -0.25, "perf/step_s": 1.26})
+    assert line == "step 7/20 reward - loss -0.2500 kl - staleness - 1.3 s (waited - s, computed - s)"
+
+
+def test_a_fault_of_the_trainer_itself_is_named_as_one() -> None:
+    assert launch.sentence(KeyError("reward")).startswith("The trainer met an error of its own (KeyError: 'reward')")
