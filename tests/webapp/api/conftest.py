@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +11,6 @@ from django.test import Client
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import ApiToken, User
 from webapp.runs.models import Attempt, Run, State
-
-
-@pytest.fixture(autouse=True)
-def folders(settings: Any, tmp_path: Path) -> Path:
-    settings.STORAGES = {
-        **settings.STORAGES, "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
-    }  # fmt: skip
-    settings.RUNS_DIR = tmp_path / "runs"
-    settings.RUNS_DIR.mkdir()
-    return settings.RUNS_DIR
 
 
 @pytest.fixture
