@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainer_core.rollout.types import TurnRecord
+from trainer_core.rollout.types import Support, TurnRecord
 
 Transition = Literal["clean", "realign", "fork"]
 
@@ -68,6 +68,7 @@ class TrainingArrays:
     log_probs: np.ndarray
     top_ids: np.ndarray | None
     top_log_probs: np.ndarray | None
+    support: Support | None
 
 
 def reconcile(turns: Seq[TurnRecord], fork_threshold: int) -> Reconciled:
@@ -116,7 +117,21 @@ def training_arrays(sequence: TokenSequence, turns: Seq[TurnRecord]) -> Training
             columns = turn.top_ids.shape[1]
             top_ids[start:stop, :columns] = turn.top_ids[sampled]
             top_log_probs[start:stop, :columns] = turn.top_log_probs[sampled]
-    return TrainingArrays(np.asarray(sequence.ids, dtype=np.int32), mask, log_probs, top_ids, top_log_probs)
+    support = _support(sequence, turns) if any(turn.support is not None for turn in turns) else None
+    return TrainingArrays(np.asarray(sequence.ids, dtype=np.int32), mask, log_probs, top_ids, top_log_probs, support)
+
+
+def _support(sequence: TokenSequence, turns: Seq[TurnRecord]) -> Support:
+    """The sampler's sets of the trained tokens; no set elsewhere."""
+    counts = np.zeros(len(sequence.ids), dtype=np.int32)
+    parts = [np.empty(0, dtype=np.int32)]
+    for start, stop, turn_index, offset in _runs(sequence.sources):
+        if (held := turns[turn_index].support) is not None:
+            ends = np.cumsum(held.counts)
+            sampled = slice(offset, offset + stop - start)
+            counts[start:stop] = held.counts[sampled]
+            parts.append(held.ids[ends[offset] - held.counts[offset] : ends[offset + stop - start - 1]])
+    return Support(counts, np.concatenate(parts))
 
 
 def _common_prefix(held: list[int], prompt: list[int]) -> int:

@@ -12,11 +12,37 @@ Message = dict[str, Any]
 
 
 @dataclass
+class Support:
+    """The tokens that top-k, top-p and min-p left the sampler, position by position: it normalised over these alone.
+
+    `counts` has shape [T], `ids` [sum(counts)]: the sets one after another, each in no order, the sampled token among them.
+    A count of 0 is a position without a set (context, or the whole vocabulary).
+    """
+
+    counts: np.ndarray
+    ids: np.ndarray
+
+    def padded(self, positions: np.ndarray) -> np.ndarray:
+        """[len(positions), W] int32, W the largest set among these positions (at least 1); -1 pads.
+
+        A row of nothing but -1 stands for the whole vocabulary.
+        """
+        counts = self.counts[positions]
+        starts = (np.cumsum(self.counts) - self.counts)[positions]
+        columns = np.arange(max(1, int(counts.max(initial=0))))
+        inside = columns < counts[:, None]
+        table = np.full(inside.shape, -1, dtype=np.int32)
+        table[inside] = self.ids[(starts[:, None] + columns)[inside]]
+        return table
+
+
+@dataclass
 class TurnRecord:
     """One call of the server.
 
     `top_ids` and `top_log_probs` have shape [len(output_ids), K]: the sampler's K most likely tokens at each position
-    (K = 0 without score centering); -inf pads rows with fewer.
+    (K = 0 without score centering); -inf pads rows with fewer. `support` has a set for each output id; None where the sampler
+    drew from the whole vocabulary, or the server cannot tell.
     """
 
     prompt_ids: list[int]
@@ -26,6 +52,7 @@ class TurnRecord:
     top_log_probs: np.ndarray | None = None
     finish_reason: str = "stop"
     weight_version: int = 0
+    support: Support | None = None
 
 
 @dataclass
@@ -77,8 +104,9 @@ class RolloutSample:
 
     Arrays have the length T of the sequence; position t holds what is known of token t. `completion_mask` is 1 where the
     token is trained, `log_probs` is the sampler's log-probability there (0 elsewhere). `top_ids`/`top_log_probs` are
-    [T, K], rows of untrained tokens are padding (id 0, -inf). `group_size` is the number of samples that cross for the
-    group, so the trainer knows which one is its last.
+    [T, K], rows of untrained tokens are padding (id 0, -inf). `support`, of T positions, is what the sampler normalised over,
+    and None where that was the whole vocabulary or is unknown. `group_size` is the number of samples that cross for the group,
+    so the trainer knows which one is its last.
     """
 
     group_id: str
@@ -96,4 +124,5 @@ class RolloutSample:
     group_size: int
     top_ids: np.ndarray | None = None
     top_log_probs: np.ndarray | None = None
+    support: Support | None = None
     metrics: dict[str, float] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_core.rollout.conversation import reconcile, training_arrays
-from trainer_core.rollout.types import TurnRecord
+from trainer_core.rollout.types import Support, TurnRecord
 
 
 def turn(prompt: list[int], output: list[int], log_probs: list[float] | None = None, top: int = 0) -> TurnRecord:
@@ -108,3 +108,23 @@ def test_any_turns(shapes: list[tuple[list[int], bool, list[int], list[int]]], t
     realigned = sum(d.transition == "realign" for d in result.drifts)
     assert given_up <= max(0, threshold - 1) * realigned
     assert (threshold == 0) <= (realigned == 0)
+
+
+def test_support_goes_where_its_tokens_go() -> None:
+    """Sets of any size, one turn without them, a realignment that turns sampled tokens into context."""
+    first = Support(np.array([2, 1, 3], np.int32), np.array([5, 6, 7, 8, 9, 10], np.int32))
+    last = Support(np.array([1, 2], np.int32), np.array([20, 21, 22], np.int32))
+    turns = [
+        TurnRecord([1, 2], [5, 7, 8], [-1.0] * 3, support=first),
+        TurnRecord([1, 2, 5, 7, 99, 3], [4], [-1.0]),
+        TurnRecord([1, 2, 5, 7, 99, 3, 4, 30], [20, 21], [-1.0] * 2, support=last),
+    ]
+    (sequence,) = reconcile(turns, fork_threshold=8).sequences
+    arrays = training_arrays(sequence, turns)
+    assert arrays.support is not None
+    assert arrays.support.counts.tolist() == [0, 0, 2, 1, 0, 0, 0, 0, 1, 2]
+    trained = np.flatnonzero(arrays.completion_mask)
+    assert arrays.input_ids[trained].tolist() == [5, 7, 4, 20, 21]
+    assert arrays.support.padded(trained).tolist() == [[5, 6], [7, -1], [-1, -1], [20, -1], [21, 22]]
+    assert arrays.support.padded(np.array([0, 1])).tolist() == [[-1], [-1]]
+    assert training_arrays(sequence, [turns[1]] * 3).support is None
