@@ -19,8 +19,9 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainer_core.rollout.client import Policy, Sampling, VLLMClient
+from trainer_core.rollout.client import Policy, VLLMClient
 from trainer_core.rollout.conversation import reconcile, training_arrays
+from trainer_core.rollout.sampling import Sampling
 
 TOKENS, PROMPT, TOP, CONCURRENCY, ANSWERS = 1000, 200, 8, 64, 16
 VOCABULARY = 49_152

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +93,17 @@ def wait_until_ready(server: RunningServer, deadline_s: float = STARTUP_DEADLINE
 
 @contextmanager
 def running_server(
-    spec: RunSpec, model_path: Path, log: Path, port: int | None = None, device: Device = "cpu"
+    spec: RunSpec,
+    model_path: Path,
+    log: Path,
+    port: int | None = None,
+    device: Device = "cpu",
+    extra: Sequence[str] = (),
 ) -> Iterator[RunningServer]:
-    """A server of this run, killed with everything it started when the block ends."""
+    """A server of this run, killed with everything it started when the block ends. `extra` are more of its arguments."""
     port = port or free_port()
     command = serve_command(spec, model_path=str(model_path), port=port, device=device)
+    command.argv.extend(extra)
     server = RunningServer(f"http://127.0.0.1:{port}", port, model_path, log, launch(command, log))
     try:
         wait_until_ready(server)

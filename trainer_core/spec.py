@@ -91,10 +91,11 @@ class RolloutSpec(Section):
         2048, ge=1, title="Max completion tokens", description="Tokens generated in a whole rollout, over all turns."
     )
     temperature: float = Field(1.0, gt=0, le=10, title="Temperature", description="Sampling temperature.")
-    top_p: float = Field(1.0, gt=0, le=1, title="Top-p", description="Nucleus sampling.", json_schema_extra=ADVANCED)
+    top_p: float = Field(1.0, gt=0, le=1, title="Top-p", json_schema_extra=ADVANCED,
+                         description="Nucleus sampling; 1 turns it off. Needs top-k, too.")  # fmt: skip
     top_k: int = Field(0, ge=0, title="Top-k", description="0 samples from all tokens.", json_schema_extra=ADVANCED)
     min_p: float | None = Field(None, ge=0, le=1, title="Min-p", json_schema_extra=ADVANCED, description="Minimum "
-                                "probability relative to the most likely token; empty turns it off.")  # fmt: skip
+                                "probability relative to the most likely token; empty: off. Needs top-k, too.")  # fmt: skip
     repetition_penalty: float = Field(
         1.0, gt=0, title="Repetition penalty", description="1 turns it off.", json_schema_extra=ADVANCED
     )
@@ -298,6 +299,17 @@ class RunSpec(Section):
             raise ValueError(
                 f"rollout.max_completion_length is {self.rollout.max_completion_length}, which leaves no room for a prompt "
                 f"in server.max_model_len {self.server.max_model_len}; make it smaller, or the context longer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _bounded_support(self) -> RunSpec:
+        rollout = self.rollout
+        if (rollout.top_p < 1 or rollout.min_p) and not rollout.top_k:
+            name, value = ("top_p", rollout.top_p) if rollout.top_p < 1 else ("min_p", rollout.min_p)
+            raise ValueError(
+                f"rollout.{name} is {value} and rollout.top_k is 0; the trainer normalises over the tokens that sampling "
+                "leaves, and top_k bounds their number, so set it as well (64, say)"
             )
         return self
 

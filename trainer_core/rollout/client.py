@@ -28,6 +28,7 @@ from trainer_core.rollout.answers import (
     parse_choice,
     parse_metrics,
 )
+from trainer_core.rollout.sampling import Sampling, SupportSource
 from trainer_core.rollout.types import TurnRecord
 
 RETRIES = 3
@@ -48,33 +49,6 @@ class Policy:
     model_name: str
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling settings of every request. `top_log_probs` is how many of the sampler's top tokens are asked for."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    top_log_probs: int = 0
-
-    def body(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "repetition_penalty": self.repetition_penalty,
-            "logprobs": self.top_log_probs,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-        }
-        if self.top_k > 0:
-            fields["top_k"] = self.top_k
-        if self.min_p is not None:
-            fields["min_p"] = self.min_p
-        return fields
-
-
 @dataclass
 class Server:
     """One replica. `lost_at` is when it stopped answering (None while it is well)."""
@@ -85,6 +59,7 @@ class Server:
     max_model_len: int = 0
     kv_cache_tokens: int = 0
     seeds: bool = True
+    support: SupportSource = "whole"
     healthy_again: bool = False
 
 
@@ -163,19 +138,18 @@ class VLLMClient:
 
     async def complete(self, policy: Policy, prompt_ids: list[int], max_tokens: int) -> TurnRecord:
         """One completion. Raises GenerationError, or ServerUnavailable when the server went away meanwhile."""
-        body = {"model": policy.model_name, "prompt": prompt_ids, "max_tokens": max_tokens, **self.sampling.body()}
         for attempt in range(RETRIES + 1):
             if attempt:
                 self._on_retry()
                 await asyncio.sleep(RETRY_WAIT_S * 2 ** (attempt - 1))
             server = self._least_loaded()
-            if server.seeds:
-                body["seed"] = secrets.randbits(63)
-            answer = await self._post(server, body)
+            seed = secrets.randbits(63) if server.seeds else None
+            route, body = self.sampling.request(server.support, policy.model_name, prompt_ids, max_tokens, seed)
+            answer = await self._post(server, route, body)
             if answer is not None:
                 choice = answer["choices"][0]
                 if choice["finish_reason"] != "abort":
-                    return parse_choice(choice, prompt_ids, self.sampling.top_log_probs, policy.version)
+                    return parse_choice(choice, prompt_ids, self.sampling, server.support, policy.version)
         raise GenerationError(f"the server at {server.url} failed the same request {RETRIES + 1} times")
 
     async def poll_metrics(self) -> list[ServerMetrics]:
@@ -190,12 +164,12 @@ class VLLMClient:
             raise ServerUnavailable("no vLLM server answers")
         return min(ready, key=lambda server: server.in_flight)
 
-    async def _post(self, server: Server, body: dict[str, Any]) -> dict[str, Any] | None:
+    async def _post(self, server: Server, route: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The answer, or None when asking again may help."""
         server.in_flight += 1
         try:
             async with self._session.post(
-                f"{server.url}/v1/completions",
+                f"{server.url}{route}",
                 data=orjson.dumps(body),
                 headers={"Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=self.request_timeout),
@@ -269,26 +243,48 @@ class VLLMClient:
         self.model_name = self.model_name or str(base["id"])
         info = await self._get_json(server, "/server_info?config_format=json", optional=True)
         if info:
-            self._check_settings(server, info["vllm_config"])
+            self._check_settings(server, info["vllm_config"], await self._scales_out(server))
+        elif self.sampling.restricted:
+            server.support = "unknown"
 
-    def _check_settings(self, server: Server, config: dict[str, Any]) -> None:
+    def _check_settings(self, server: Server, config: dict[str, Any], scales_out: bool) -> None:
+        """Read a server's configuration. Raises RuntimeError where it would make the numbers wrong."""
         model = config["model_config"]
         if (mode := model.get("logprobs_mode")) not in (None, "processed_logprobs"):
             raise RuntimeError(
                 f"the server at {server.url} runs with --logprobs-mode {mode}; the ratio to the sampler needs "
                 "processed_logprobs, so restart it with --logprobs-mode processed_logprobs"
             )
+        mask = bool(model.get("return_sampling_mask"))
+        if mask and not self.sampling.top_k:
+            raise RuntimeError(
+                f"the server at {server.url} runs with --return-sampling-mask and refuses requests without top_k; set top_k, "
+                "or restart it without"
+            )
+        if mask and not scales_out:
+            raise RuntimeError(
+                f"the server at {server.url} runs with --return-sampling-mask and without --enable-scale-out, which opens the "
+                "route that returns the mask; restart it with both"
+            )
         allowed = model.get("max_logprobs", -1)
-        if 0 <= allowed < self.sampling.top_log_probs:
+        server.support = self.sampling.source(mask=mask, max_log_probs=allowed)
+        asked = self.sampling.asked_log_probs(server.support)
+        if 0 <= allowed < asked:
             raise RuntimeError(
                 f"the server at {server.url} allows --max-logprobs {allowed}, and num_sampler_logprobs is "
-                f"{self.sampling.top_log_probs}; restart it with --max-logprobs {self.sampling.top_log_probs} or more"
+                f"{self.sampling.top_log_probs}; restart it with --max-logprobs {asked} or more"
             )
         server.kv_cache_tokens = int(config.get("cache_config", {}).get("kv_cache_size_tokens") or 0)
         device = config.get("device_config") or {}
         # On a CPU, vLLM (0.32) dies when a prompt with a seed of its own is prefilled in two steps: it rewinds the
         # generator, and the CPU's cannot be. Requests without a seed draw from the server's generator, in turn.
         server.seeds = "cpu" not in str(device.get("device_type") or device.get("device") or device)
+
+    async def _scales_out(self, server: Server) -> bool:
+        """Whether /inference/v1/generate is open; an empty request says so."""
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        async with self._session.post(f"{server.url}/inference/v1/generate", json={}, timeout=timeout) as response:
+            return response.status in (400, 422)
 
     async def _get_json(self, server: Server, path: str, optional: bool = False) -> Any:
         timeout = aiohttp.ClientTimeout(total=60)

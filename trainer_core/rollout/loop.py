@@ -21,7 +21,7 @@ import numpy as np
 from trainer_core.rollout import scoring
 from trainer_core.rollout.answers import GenerationError
 from trainer_core.rollout.chat import Chat
-from trainer_core.rollout.client import Policy, Sampling, ServerUnavailable, VLLMClient
+from trainer_core.rollout.client import Policy, ServerUnavailable, VLLMClient
 from trainer_core.rollout.concurrency import ConcurrencyController
 from trainer_core.rollout.environments import EnvironmentPool
 from trainer_core.rollout.evaluation import EPOCH as EVALUATION_EPOCH
@@ -39,6 +39,7 @@ from trainer_core.rollout.messages import (
 )
 from trainer_core.rollout.monitor import EVALUATING, Monitor
 from trainer_core.rollout.reward_pool import RewardPool
+from trainer_core.rollout.sampling import Sampling
 from trainer_core.rollout.score_stage import ScoreStage
 from trainer_core.rollout.slots import Slots
 from trainer_core.rollout.staleness import StalenessAdmission
@@ -364,10 +365,18 @@ class AsyncRolloutLoop:
 
     def _warn_of_biased_ratio(self) -> None:
         config = self.config
-        if config.top_p < 1 or config.top_k > 0 or config.min_p:
+        if any(server.support == "unknown" for server in self.client.servers):
             self.monitor.event_once(
                 "warning",
                 "biased_ratio",
                 "top_k, top_p or min_p restricts the sampler to a part of the vocabulary, while the trainer normalises over "
-                "all of it, so the ratio to the sampler is biased; leave them at 0, 1 and None for an exact one.",
+                "all of it, so the ratio to the sampler is biased. For an exact one set top_k, and start the server with "
+                "--return-sampling-mask and --enable-scale-out (vLLM 0.28 or newer), or with --max-logprobs of at least top_k.",
+            )
+        if config.repetition_penalty != 1:
+            self.monitor.event_once(
+                "warning",
+                "biased_ratio",
+                f"repetition_penalty {config.repetition_penalty:g} changes the sampler's probabilities and not the trainer's, "
+                "so the ratio to the sampler is biased; 1 makes it exact.",
             )

@@ -24,7 +24,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values vLLM allows for --max-lora-rank."""
 
 MAX_LOGPROBS = 64
-"""Most likely tokens a request may ask for at each position."""
+"""Most likely tokens a request may ask for at each position, and the largest top-k whose tokens are told that way."""
 
 CPU_KV_CACHE_GIB = 1.0
 CPU_BLOCK_SIZE = 32
@@ -56,7 +56,9 @@ def serve_command(spec: RunSpec, *, model_path: str, port: int, device: Device) 
     argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model_path]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
     argv += ["--dtype", server.dtype, "--max-model-len", str(server.max_model_len)]
-    argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)]
+    wide = spec.rollout.top_k > MAX_LOGPROBS and device == "cuda"
+    most = MAX_LOGPROBS if wide else max(MAX_LOGPROBS, spec.rollout.top_k)
+    argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(most)]
     # The model's own generation_config.json would otherwise change sampling behind the trainer's back.
     argv += ["--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log"]
@@ -76,6 +78,9 @@ def serve_command(spec: RunSpec, *, model_path: str, port: int, device: Device) 
         _add_cpu(spec, argv, env)
     else:
         _add_cuda(spec, argv)
+    if wide:  # a mask is smaller than log-probabilities of all these tokens; a CPU server cannot give one
+        argv += ["--return-sampling-mask", "--enable-scale-out"]
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     if uses_adapter_sync(spec, device):
         _add_lora(spec, argv, env)
     return Command(argv, env)

@@ -42,12 +42,16 @@ class StubServer:
     def reply(self, body: dict[str, Any]) -> list[int]:
         return [random.randrange(200) for _ in range(random.randint(1, min(6, body["max_tokens"])))]
 
+    def routes(self, app: web.Application) -> None:
+        """More routes, of a subclass."""
+
     async def _start(self) -> str:
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._completions)
+        self.routes(app)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

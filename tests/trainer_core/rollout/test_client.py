@@ -14,14 +14,14 @@ import pytest
 from aiohttp import web
 
 from trainer_core.rollout import client as client_module
-from trainer_core.rollout.answers import parse_metrics, parse_top
+from trainer_core.rollout.answers import parse_choice, parse_metrics
 from trainer_core.rollout.client import (
     GenerationError,
     Policy,
-    Sampling,
     ServerUnavailable,
     VLLMClient,
 )
+from trainer_core.rollout.sampling import Sampling
 
 if TYPE_CHECKING:
     from tests.vllm_server import RunningServer
@@ -301,7 +301,12 @@ def test_the_sampled_token_is_dropped_from_the_top_only_when_it_is_extra() -> No
     inside = {"token_id:4": -1.0, "token_id:5": -0.5, "token_id:6": -2.0}
     extra = {"token_id:9": -9.0, "token_id:4": -1.0, "token_id:5": -0.5, "token_id:6": -2.0}
     cut_off = {"token_id:4": 0.0, "token_id:5": -9999.0}
-    ids, log_probs = parse_top([inside, extra, cut_off], 3)
+    logprobs = {"token_logprobs": [-1.0, -9.0, 0.0], "top_logprobs": [inside, extra, cut_off]}
+    choice = {"token_ids": [4, 9, 4], "logprobs": logprobs, "finish_reason": "stop"}
+    turn = parse_choice(choice, [1], Sampling(top_log_probs=3), "whole", 0)
+    ids, log_probs = turn.top_ids, turn.top_log_probs
+    assert ids is not None
+    assert log_probs is not None
     assert [set(row) for row in ids.tolist()] == [{4, 5, 6}, {4, 5, 6}, {4, 0}]
     assert np.isneginf(log_probs[2, 1:]).all()
     assert log_probs[1].tolist() == [-1.0, -0.5, -2.0]
