@@ -59,7 +59,12 @@ class ServerApi:
 
     def __init__(self, url: str, request_timeout_s: float) -> None:
         self.url = url.rstrip("/")
-        self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(request_timeout_s, connect=10.0))
+        self._client = httpx.Client(
+            base_url=self.url,
+            timeout=httpx.Timeout(request_timeout_s, connect=10.0),
+            # vLLM closes the connection just after answering 500; a call on a kept one would meet it half closed.
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
 
     def close(self) -> None:
         self._client.close()
