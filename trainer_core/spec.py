@@ -186,6 +186,11 @@ class LoraSpec(Section):
     target_modules: str = Field(
         "all-linear", title="Target modules", description="'all-linear', or module names separated by commas."
     )
+    push: Literal["auto", "adapter", "merged"] = Field(
+        "auto", title="Push as", json_schema_extra=ADVANCED,
+        description="How the server gets new versions: as adapters, which pauses nothing, or merged into full weights, which "
+        "generates faster. auto: adapters on a GPU, merged on a CPU.",
+    )  # fmt: skip
 
 
 class ServerSpec(Section):
@@ -199,7 +204,8 @@ class ServerSpec(Section):
         None, gt=0, title="KV cache (GiB)", description="Size of the KV cache; empty: a share of the device's memory "
         "on a GPU, 1 GiB on a CPU.", json_schema_extra=ADVANCED)  # fmt: skip
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, title="GPU memory share", description="Share of the GPU the server may take.",
+        0.9, gt=0, le=1, title="GPU memory share", description="Share of the GPU (of its slot, where runs share a GPU) the "
+        "server may take.",
         json_schema_extra=ADVANCED)  # fmt: skip
     max_num_seqs: int | None = Field(
         None, ge=1, title="Max sequences in a batch", description="Empty: vLLM's default.", json_schema_extra=ADVANCED

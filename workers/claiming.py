@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
 from webapp.hosts.models import ALIVE_FOR, Device, Host
+from webapp.hosts.placement import Placement, gpu_of
 from webapp.runs.lifecycle import change_state
 from webapp.runs.models import Attempt, Event, Run, State
 from workers import devices, leases, processes
@@ -53,27 +54,26 @@ def claim_next(host_name: str) -> Attempt | None:
                 spec = _spec_or_fail(run, attempt)
                 if spec is None or attempt is None:
                     continue
-                needed = 1 if _is_cpu(present) else leases.gpus_needed(spec)
-                if needed > len(present):
+                if leases.fit(spec, present) is None:
                     continue
-                if needed > len(free):
-                    return None
-                return attempt if _take(run, attempt, spec, host, free[:needed]) else None
+                placement = leases.fit(spec, free)
+                return attempt if placement and _take(run, attempt, host, placement) else None
             return None
     except IntegrityError:
         logger.info("Another worker was faster; looking again at the next beat")
         return None
 
 
-def _take(run: Run, attempt: Attempt, spec: RunSpec, host: Host, chosen: list[Device]) -> bool:
+def _take(run: Run, attempt: Attempt, host: Host, placement: Placement[Device]) -> bool:
     now = timezone.now()
-    names = "the CPU slot" if chosen[0].kind == Device.Kind.CPU else f"{len(chosen)} GPUs"
+    gpus = {gpu_of(slot.uuid) for slot in placement.slots if slot.kind == Device.Kind.GPU}
+    names = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}" if gpus else "the CPU slot"
     reason = f"Starts on {host.name} with {names}."
     if not change_state(run, (State.QUEUED,), State.STARTING, reason, attempt=attempt):
         return False
     Run.objects.filter(pk=run.pk, started_at=None).update(started_at=now)
     Attempt.objects.filter(pk=attempt.pk).update(host=host, started_at=now, heartbeat_at=Now())
-    leases.take(attempt, spec, chosen)
+    leases.take(attempt, placement)
     attempt.refresh_from_db()
     return True
 
@@ -93,23 +93,23 @@ def _queue() -> list[Run]:
     return list(Run.objects.filter(state=State.QUEUED).order_by("queued_at", "id")[:LOOK_AHEAD])
 
 
-def _is_cpu(present: list[Device]) -> bool:
-    return bool(present) and present[0].kind == Device.Kind.CPU
-
-
 def _devices(host: Host) -> tuple[list[Device], list[Device]]:
-    """(present, free) devices; a GPU that a stranger computes on is not free, though nobody leased it."""
+    """(present, free) devices; a GPU that a stranger computes on is not free, though nobody leased it.
+
+    Attempts that hold another slot of the GPU are no strangers.
+    """
     present = list(host.devices.filter(present=True).order_by("kind", "index").select_related("lease"))
     unleased = [device for device in present if not hasattr(device, "lease")]
     try:
-        strangers = devices.computing_on(device.uuid for device in unleased)
+        uuids = [device.uuid for device in unleased]
+        strangers = devices.computing_besides(uuids, leases.holders_of(uuids))
     except devices.DriverFailed as error:
         logger.error("No GPU is given to a run, since the driver does not say whether they are free: %s", error)
         return present, []
     for uuid, pids in strangers.items():
         if pids:
             logger.warning("GPU %s is not leased, but processes %s compute on it; no run gets it", uuid, pids)
-    return present, [device for device in unleased if not strangers.get(device.uuid)]
+    return present, [device for device in unleased if not strangers.get(gpu_of(device.uuid))]
 
 
 def _leaves_to_gpu_hosts(host: Host) -> bool:
@@ -150,6 +150,8 @@ def _waits_for(spec: RunSpec, hosts: list[Host], ahead: Run | None) -> str:
         needed = leases.gpus_needed(spec)
         free = {name: sum(not hasattr(device, "lease") for device in found) for name, found in gpus.items() if found}
         have = ", ".join(f"host {name} has {count} free of {len(gpus[name])}" for name, count in free.items())
+        if any(gpu_of(device.uuid) != device.uuid for found in gpus.values() for device in found):
+            have += " slots"
         if ahead is not None and max(free.values()) >= needed:
             return f"Waits for its turn behind run {ahead.name}; {have}."
         return f"Waits for {needed} GPUs; {have}."

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -15,9 +15,14 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from webapp.hosts.models import Device, Host
+from webapp.hosts.placement import gpu_of, slot_uuid
+from workers import processes
 
 logger = logging.getLogger(__name__)
 MIB = 2**20
+GPU_SLOTS, CPU_SLOTS = "OFFBEAT_GPU_SLOTS", "OFFBEAT_CPU_SLOTS"
+"""Environment variables of a worker: how many runs may share a GPU of its host, or the processor of one without GPUs."""
+MOST_SLOTS = 64
 
 
 class DriverFailed(Exception):
@@ -26,7 +31,7 @@ class DriverFailed(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """A device of this host."""
+    """A device of this host: a slot of a GPU, or of the processor."""
 
     uuid: str
     kind: str
@@ -40,9 +45,11 @@ def host_name() -> str:
 
 
 def discover(host: str) -> list[Found]:
-    """The GPUs of this machine, or its one CPU slot when it has none.
+    """The GPU slots of this machine, or its CPU slots when it has no GPU.
 
-    A GPU driver that is there but fails gives no device at all, so that no run starts on the wrong one.
+    One slot for each, unless the environment says otherwise; the only GPU of a machine has two, since a server and a
+    trainer must share it. A GPU driver that is there but fails gives no device at all, so that no run starts on the wrong
+    one. Raises ValueError when the environment's number is none.
     """
     memory = psutil.virtual_memory().total // MIB
     cpu_slot = Found(f"cpu:{host}", Device.Kind.CPU, 0, f"{psutil.cpu_count() or 1} CPU cores", memory)
@@ -52,7 +59,32 @@ def discover(host: str) -> list[Found]:
     except DriverFailed as error:
         logger.error("The NVIDIA driver does not answer, so no device of this host is offered: %s", error)
         return []
-    return gpus or [cpu_slot]
+    if not gpus:
+        return _slots(cpu_slot, slots_wanted(CPU_SLOTS, 1))
+    count = slots_wanted(GPU_SLOTS, 2 if len(gpus) == 1 else 1)
+    return [slot for gpu in gpus for slot in _slots(gpu, count)]
+
+
+def slots_wanted(variable: str, default: int) -> int:
+    """A number of slots from the environment. Raises ValueError with one sentence."""
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
+        raise ValueError(f"{variable} is {text!r}; a whole number from 1 to {MOST_SLOTS} is allowed")
+    return int(text)
+
+
+def _slots(device: Found, count: int) -> list[Found]:
+    if count == 1:
+        return [device]
+    return [
+        replace(
+            device, uuid=slot_uuid(device.uuid, number), name=f"{device.name}, slot {number} of {count}",
+            memory_mib=device.memory_mib // count,
+        )
+        for number in range(1, count + 1)
+    ]  # fmt: skip
 
 
 def _gpu(nvml: Any, index: int) -> Found:
@@ -64,8 +96,11 @@ def _gpu(nvml: Any, index: int) -> Found:
 
 
 def computing_on(uuids: Iterable[str]) -> dict[str, list[int]]:
-    """Pids of the processes that compute on each of these GPUs. CPU slots have none. Raises DriverFailed."""
-    gpus = [uuid for uuid in uuids if not uuid.startswith("cpu:")]
+    """Pids of the processes that compute on the GPU of each of these slots, by the GPU's UUID. Raises DriverFailed.
+
+    CPU slots have none.
+    """
+    gpus = {gpu_of(uuid) for uuid in uuids if not uuid.startswith("cpu:")}
     if not gpus:
         return {}
     with _nvml() as nvml:
@@ -76,6 +111,15 @@ def computing_on(uuids: Iterable[str]) -> dict[str, list[int]]:
             uuid: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
             for uuid, handle in handles.items()
         }
+
+
+def computing_besides(uuids: Iterable[str], attempts: Iterable[str]) -> dict[str, list[int]]:
+    """`computing_on` without the processes that carry the mark of one of `attempts`: those share the GPU by right."""
+    known = set(attempts)
+    found = computing_on(uuids)
+    if not known:
+        return found
+    return {uuid: [pid for pid in pids if processes.mark_of(pid) not in known] for uuid, pids in found.items()}
 
 
 @contextmanager

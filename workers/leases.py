@@ -13,8 +13,9 @@ from django.db import IntegrityError, transaction
 from trainer_core.spec import RunSpec
 from webapp.hosts.models import Device as DeviceRow
 from webapp.hosts.models import Lease, PortLease
+from webapp.hosts.placement import Placement, gpu_of, place, trainer_order
 from webapp.runs.models import Attempt
-from workers.devices import DriverFailed, computing_on
+from workers.devices import DriverFailed, computing_besides
 from workers.serving import Device
 
 logger = logging.getLogger(__name__)
@@ -28,44 +29,61 @@ class NoPort(Exception):
 
 @dataclass(frozen=True)
 class Holding:
-    """Devices of an attempt by what they are for, as UUIDs. On a host without GPUs both lists are empty."""
+    """GPUs of an attempt by what they are for, as UUIDs. On a host without GPUs both lists are empty.
+
+    `gpu_share` is the part of a GPU that one slot of it stands for.
+    """
 
     server_gpus: list[str]
     trainer_gpus: list[str]
+    gpu_share: float = 1.0
 
     @property
     def device(self) -> Device:
         return "cuda" if self.server_gpus else "cpu"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the trainer's first rank, which sends the weights, has a GPU that the server does not use."""
+        return not self.trainer_gpus or self.trainer_gpus[0] not in self.server_gpus
 
 
 def gpus_needed(spec: RunSpec) -> int:
     return spec.resources.rollout_gpus + spec.resources.trainer_gpus
 
 
-def take(attempt: Attempt, spec: RunSpec, devices: Iterable[DeviceRow]) -> None:
-    """Lease `devices` for an attempt: the CPU slot, or GPUs, the server's first.
+def fit(spec: RunSpec, devices: Iterable[DeviceRow]) -> Placement[DeviceRow] | None:
+    """What of free `devices` of one host a run gets: one CPU slot, or GPU slots; None when they are not enough."""
+    devices = list(devices)
+    if devices and devices[0].kind == DeviceRow.Kind.CPU:
+        return Placement([devices[0]], [])
+    return place(devices, spec.resources.rollout_gpus, spec.resources.trainer_gpus)
+
+
+def take(attempt: Attempt, placement: Placement[DeviceRow]) -> None:
+    """Lease devices for an attempt.
 
     Call it inside a transaction. Raises IntegrityError when somebody else holds one of them; then none is taken.
     """
-    devices = list(devices)
-    if devices[0].kind == DeviceRow.Kind.CPU:
-        purposes = [Lease.Purpose.BOTH]
-    else:
-        purposes = [Lease.Purpose.SERVER] * spec.resources.rollout_gpus
-        purposes += [Lease.Purpose.TRAINER] * spec.resources.trainer_gpus
+    server = Lease.Purpose.SERVER if placement.trainer else Lease.Purpose.BOTH
+    purposes = [server] * len(placement.server) + [Lease.Purpose.TRAINER] * len(placement.trainer)
     Lease.objects.bulk_create(
         Lease(device=device, attempt=attempt, purpose=purpose)
-        for device, purpose in zip(devices, purposes, strict=True)
+        for device, purpose in zip(placement.slots, purposes, strict=True)
     )
 
 
 def holding(attempt: Attempt) -> Holding:
-    """What the attempt holds, in the order of the devices' indices."""
+    """What the attempt holds, in the order of the devices' indices; the trainer's in the order of its ranks."""
     gpus: dict[str, list[str]] = {Lease.Purpose.SERVER: [], Lease.Purpose.TRAINER: []}
     held = attempt.leases.filter(device__kind=DeviceRow.Kind.GPU).order_by("device__index")
     for purpose, uuid in held.values_list("purpose", "device__uuid"):
-        gpus[purpose].append(uuid)
-    return Holding(gpus[Lease.Purpose.SERVER], gpus[Lease.Purpose.TRAINER])
+        gpus[purpose].append(gpu_of(uuid))
+    server, trainer = gpus[Lease.Purpose.SERVER], gpus[Lease.Purpose.TRAINER]
+    present = DeviceRow.objects.filter(host=attempt.host, kind=DeviceRow.Kind.GPU, present=True)
+    on_host = [gpu_of(uuid) for uuid in present.values_list("uuid", flat=True)]
+    slots = max((on_host.count(gpu) for gpu in {*server, *trainer}), default=1)
+    return Holding(server, trainer_order(trainer, server), 1 / max(1, slots))
 
 
 def held_uuids(attempt: Attempt) -> list[str]:
@@ -73,11 +91,22 @@ def held_uuids(attempt: Attempt) -> list[str]:
     return list(attempt.leases.values_list("device__uuid", flat=True))
 
 
+def holders_of(uuids: Iterable[str]) -> set[str]:
+    """Ids of the attempts that hold a slot on one of these GPUs."""
+    gpus = {gpu_of(uuid) for uuid in uuids}
+    held = Lease.objects.filter(device__kind=DeviceRow.Kind.GPU).values_list("attempt_id", "device__uuid")
+    return {str(attempt) for attempt, uuid in held if gpu_of(uuid) in gpus}
+
+
 def busy_gpus(attempt: Attempt) -> dict[str, list[int]]:
-    """GPUs that the attempt holds and some process computes on, with the pids; all of them when the driver does not say."""
+    """Devices of the attempt whose GPU somebody computes on, with the pids; all of them when the driver does not say.
+
+    Attempts that share the GPU may.
+    """
     held = held_uuids(attempt)
     try:
-        return {uuid: pids for uuid, pids in computing_on(held).items() if pids}
+        found = computing_besides(held, holders_of(held) - {str(attempt.pk)})
+        return {uuid: pids for uuid in held if (pids := found.get(gpu_of(uuid)))}
     except DriverFailed as error:
         logger.error("The GPUs of %s stay leased, since the driver does not answer: %s", attempt, error)
         return {uuid: [] for uuid in held}

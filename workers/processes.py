@@ -91,6 +91,14 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
         return False
 
 
+def mark_of(pid: int) -> str | None:
+    """The attempt that a process belongs to; None for a stranger, and for one that can't be read any more."""
+    try:
+        return psutil.Process(pid).environ().get(MARK)
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return None
+
+
 def members(groups: Iterable[int]) -> list[psutil.Process]:
     """Live processes of these process groups."""
     wanted = set(groups)

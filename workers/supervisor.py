@@ -102,7 +102,9 @@ class Supervisor:
             model = find_model(spec, self.attempt.folder, self.progress)
             held = leases.holding(self.attempt)
             port = leases.lease_port(self.attempt, "vLLM server")
-            command = self.serve(spec, model_path=str(model), port=port, device=held.device)
+            command = self.serve(
+                spec, model_path=str(model), port=port, device=held.device, gpu_share=held.gpu_share, apart=held.apart
+            )
             env = environment(str(self.attempt.pk), held.server_gpus, held.device, command.env)
             log = self.attempt.folder / "server-0.log"
             self.server = Server(command, env, port, log, spec.server.startup_timeout)

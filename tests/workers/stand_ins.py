@@ -109,7 +109,7 @@ def _behaviour(spec: Any) -> str:
     return spec.notes.split()[0]
 
 
-def serve_stand_in(spec: Any, *, model_path: str, port: int, device: str) -> Any:
+def serve_stand_in(spec: Any, *, model_path: str, port: int, device: str, **_: Any) -> Any:
     from workers.serving import Command
 
     if _behaviour(spec) == "full-disk":

@@ -181,3 +181,78 @@ def test_a_leased_port_is_not_given_twice_nor_one_in_use(
             leases.lease_port(attempt, "c")
     leases.release(attempt)
     assert leases.lease_port(attempt, "d") in range(used, used + 3)
+
+
+def add_slots(monkeypatch: pytest.MonkeyPatch, gpus: int, slots: int) -> Any:
+    """A host whose GPUs are cut into slots, as its worker would report it."""
+    from workers import devices
+
+    found = [devices.Found(f"GPU-{index}", "gpu", index, "H200", 140_000) for index in range(gpus)]
+    cut = [slot for gpu in found for slot in devices._slots(gpu, slots)]
+    monkeypatch.setattr(devices, "discover", lambda host: cut)
+    return devices.register_host(HOST)
+
+
+def test_runs_share_gpus_that_have_slots_and_each_knows_its_part(
+    studio: Studio, make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.claiming import claim_next, explain_queue
+    from workers.leases import Holding, holding
+
+    add_slots(monkeypatch, gpus=2, slots=3)
+    runs = [make_run(), make_run(resources={"trainer_gpus": 2}), make_run()]
+    claimed = [claim_next(HOST) for _ in range(3)]
+    assert [attempt and attempt.run for attempt in claimed] == [*runs[:2], None]
+    assert [holding(attempt) for attempt in claimed[:2]] == [
+        Holding(["GPU-0"], ["GPU-1"], pytest.approx(1 / 3)),
+        Holding(["GPU-0"], ["GPU-1", "GPU-0"], pytest.approx(1 / 3)),
+    ]
+    assert holding(claimed[1]).apart, "the first rank, which pushes, has a GPU of its own"
+    explain_queue()
+    runs[2].refresh_from_db()
+    assert runs[2].reason == f"Waits for 2 GPUs; host {HOST} has 1 free of 6 slots."
+
+
+def test_the_only_gpu_of_a_host_serves_and_trains(
+    studio: Studio, make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.claiming import claim_next
+    from workers.leases import holding
+
+    add_slots(monkeypatch, gpus=1, slots=2)
+    run = make_run()
+    held = holding(claim_next(HOST))
+    run.refresh_from_db()
+    assert run.reason == f"Starts on {HOST} with 1 GPU."
+    assert (held.server_gpus, held.trainer_gpus, held.gpu_share) == (["GPU-0"], ["GPU-0"], 0.5)
+    assert not held.apart
+    assert claim_next(HOST) is None
+
+
+def test_who_holds_a_slot_may_compute_on_the_gpu_and_a_stranger_may_not(
+    studio: Studio, make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    from workers import devices, leases, processes
+    from workers.claiming import claim_next
+
+    add_slots(monkeypatch, gpus=1, slots=4)
+    runs = [make_run(), make_run()]
+    first = claim_next(HOST)
+    ours = subprocess.Popen(["sleep", "60"], env={**os.environ, processes.MARK: str(first.pk)})
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        on_gpu = [ours.pid, stranger.pid]
+        monkeypatch.setattr(devices, "computing_on", lambda uuids: {"GPU-0": on_gpu} if list(uuids) else {})
+        assert claim_next(HOST) is None
+        assert set(leases.busy_gpus(first)) == {"GPU-0", "GPU-0#2"}, "a stranger and its own process: not given back"
+        on_gpu.remove(stranger.pid)
+        second = claim_next(HOST)
+        assert second.run == runs[1]
+        assert leases.busy_gpus(second) == {}, "only the other attempt's process is left"
+        assert leases.busy_gpus(first) == {"GPU-0": [ours.pid], "GPU-0#2": [ours.pid]}
+    finally:
+        for process in (ours, stranger):
+            process.kill()
+            process.wait()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +41,67 @@ def test_a_cpu_slot_has_no_computing_processes() -> None:
     from workers.devices import computing_on
 
     assert computing_on([f"cpu:{HOST}"]) == {}
+
+
+def test_the_environment_says_how_many_runs_share_the_processor(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from webapp.hosts.models import Device
+    from workers import devices
+
+    if devices.discover(HOST)[0].kind == Device.Kind.GPU:
+        pytest.skip("this machine has GPUs")
+    monkeypatch.setenv("OFFBEAT_CPU_SLOTS", "2")
+    devices.register_host(HOST)
+    found = list(Device.objects.order_by("uuid").values_list("uuid", flat=True))
+    assert found == [f"cpu:{HOST}", f"cpu:{HOST}#2"]
+    assert devices.computing_on(found) == {}
+    monkeypatch.setenv("OFFBEAT_CPU_SLOTS", "")
+    devices.register_host(HOST)
+    assert list(Device.objects.filter(present=True).values_list("uuid", flat=True)) == [f"cpu:{HOST}"]
+    for text in ("two", "0", "65", "-1", "1.5"):
+        monkeypatch.setenv("OFFBEAT_CPU_SLOTS", text)
+        with pytest.raises(ValueError, match=f"OFFBEAT_CPU_SLOTS is '{text}'; a whole number from 1 to 64 is allowed"):
+            devices.discover(HOST)
+
+
+class Driver:
+    """NVIDIA's management library, of a machine with `count` GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __getattr__(self, name: str) -> object:
+        answers = {
+            "nvmlDeviceGetCount": lambda: self.count, "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}", "nvmlDeviceGetName": lambda handle: "H200",
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=140 * 2**30),
+        }  # fmt: skip
+        return answers[name]
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "uuids"),
+    [
+        (1, "", ["GPU-0", "GPU-0#2"]),  # server and trainer share the only one
+        (1, "1", ["GPU-0"]),
+        (2, "", ["GPU-0", "GPU-1"]),
+        (2, "3", ["GPU-0", "GPU-0#2", "GPU-0#3", "GPU-1", "GPU-1#2", "GPU-1#3"]),
+    ],
+)
+def test_gpus_are_cut_into_slots(monkeypatch: pytest.MonkeyPatch, count: int, wanted: str, uuids: list[str]) -> None:
+    from workers import devices
+
+    monkeypatch.setattr(devices, "_nvml", lambda: nullcontext(Driver(count)))
+    monkeypatch.setenv("OFFBEAT_GPU_SLOTS", wanted)
+    found = devices.discover(HOST)
+    assert [slot.uuid for slot in found] == uuids
+    assert sum(slot.memory_mib for slot in found) == pytest.approx(count * 140 * 1024, abs=len(found))
+    if len(found) > count:
+        assert found[1].name == f"H200, slot 2 of {len(found) // count}"
 
 
 @pytest.mark.gpu

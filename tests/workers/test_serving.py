@@ -25,8 +25,8 @@ def flags(command):
     return found
 
 
-def command(device="cpu", **sections):
-    return serve_command(tiny_spec(**sections), model_path="/models/m", port=8123, device=device)
+def command(device="cpu", place=None, **sections):
+    return serve_command(tiny_spec(**sections), model_path="/models/m", port=8123, device=device, **(place or {}))
 
 
 def test_what_every_server_gets():
@@ -42,6 +42,26 @@ def test_what_every_server_gets():
 def test_the_backend_follows_the_device():
     for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
         assert json.loads(flags(command(device))["--weight-transfer-config"]) == {"backend": backend}
+
+
+def test_on_a_shared_gpu_the_server_takes_its_part_and_weights_do_not_go_over_nccl():
+    found = flags(command("cuda", place={"gpu_share": 0.5, "apart": False}, server={"gpu_memory_utilization": 0.8}))
+    assert found["--gpu-memory-utilization"] == "0.4"
+    assert json.loads(found["--weight-transfer-config"]) == {"backend": "gloo"}
+    found = flags(command("cuda", place={"gpu_share": 1 / 6, "apart": True}))
+    assert found["--gpu-memory-utilization"] == "0.15"
+    assert json.loads(found["--weight-transfer-config"]) == {"backend": "nccl"}
+
+
+def test_lora_is_pushed_as_the_run_says():
+    wanted = {(device, push): "--enable-lora" in flags(command(device, lora={"enabled": True, "push": push}))
+              for device in ("cpu", "cuda") for push in ("auto", "adapter", "merged")}  # fmt: skip
+    assert [key for key, served in wanted.items() if served] == [
+        ("cpu", "adapter"),
+        ("cuda", "auto"),
+        ("cuda", "adapter"),
+    ]
+    assert "--enable-lora" not in flags(command("cuda", lora={"enabled": False, "push": "adapter"}))
 
 
 def test_a_cpu_server_never_takes_memory_by_share():

@@ -109,6 +109,8 @@ class StagedGlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         initialize_layerwise_reload(self.model)
         cast(Any, self.model).load_weights(iter(staged))
         finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()  # the next engine step must see them
 
     def shutdown(self) -> None:
         """Leave the group. A receive that is under way ends with an error of its own."""
@@ -118,6 +120,11 @@ class StagedGlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         self._group = None
         self._staged = []
         self._received = []
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """Nothing: vLLM before 0.28 wants this method, but Offbeat's trainer sends through GlooSync."""
+        raise NotImplementedError("weights are sent by trainer_core.sync.gloo")
 
     def _receive(self, group: GlooGroup, update: GlooUpdateInfo) -> None:
         for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):

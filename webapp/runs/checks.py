@@ -12,11 +12,12 @@ from pathlib import Path
 import httpx
 from django.conf import settings
 from django.core.cache import cache
-from django.db.models import Count, Q
+from django.db.models import Prefetch
 
 from trainer_core.rewards import BUILTINS, check_columns
 from trainer_core.spec import RunSpec
-from webapp.hosts.models import Host
+from webapp.hosts.models import Device, Host
+from webapp.hosts.placement import gpu_of, place
 from webapp.rewards.models import RewardFunction
 from webapp.runs.problems import Problem
 
@@ -225,19 +226,17 @@ def _check_rewards(spec: RunSpec) -> list[Problem]:
 
 def _check_devices(spec: RunSpec) -> list[Problem]:
     """No host at all is no problem: the run waits for one, and its page says so."""
-    present = Q(devices__present=True)
-    hosts = list(
-        Host.objects.annotate(
-            gpus=Count("devices", filter=present & Q(devices__kind="gpu")),
-            cpu_slots=Count("devices", filter=present & Q(devices__kind="cpu")),
-        ).values("name", "gpus", "cpu_slots")
-    )
-    needed = spec.resources.rollout_gpus + spec.resources.trainer_gpus
-    if not hosts or any(host["cpu_slots"] or host["gpus"] >= needed for host in hosts):
+    wanted = spec.resources
+    present = Prefetch("devices", Device.objects.filter(present=True))
+    hosts = [(host.name, list(host.devices.all())) for host in Host.objects.prefetch_related(present)]
+    if not hosts or any(
+        devices and (devices[0].kind == Device.Kind.CPU or place(devices, wanted.rollout_gpus, wanted.trainer_gpus))
+        for _, devices in hosts
+    ):
         return []
-    found = ", ".join(f"{host['name']} has {host['gpus']}" for host in hosts)
-    return [Problem("resources", f"{needed} GPUs of one host are needed ({spec.resources.rollout_gpus} for rollouts, "
-                    f"{spec.resources.trainer_gpus} for training), but {found}.")]  # fmt: skip
+    found = ", ".join(f"{name} has {len({gpu_of(device.uuid) for device in devices})}" for name, devices in hosts)
+    return [Problem("resources", f"{wanted.rollout_gpus + wanted.trainer_gpus} GPUs of one host are needed "
+                    f"({wanted.rollout_gpus} for rollouts, {wanted.trainer_gpus} for training), but {found}.")]  # fmt: skip
 
 
 def _check_disk(spec: RunSpec) -> list[Problem]:

@@ -41,15 +41,23 @@ class Command:
 def uses_adapter_sync(spec: RunSpec, device: Device) -> bool:
     """Whether the server is started for LoRA adapters, which are then pushed as adapters rather than merged weights.
 
-    Not on a CPU: there vLLM's LoRA layers take four times the processor time of the model itself, while merged weights
-    cost a second a push (docs/serving.md).
+    Not on a CPU, unless asked for: there vLLM's LoRA layers take four times the processor time of the model itself, while
+    merged weights cost a second a push (docs/serving.md).
     """
-    return spec.lora.enabled and device == "cuda"
+    return spec.lora.enabled and (spec.lora.push == "adapter" or (spec.lora.push == "auto" and device == "cuda"))
 
 
-def serve_command(spec: RunSpec, *, model_path: str, port: int, device: Device) -> Command:
+def transfer_backend(device: Device, apart: bool) -> str:
+    """How full weights travel. NCCL refuses two processes on one GPU, so then they go through the host's memory."""
+    return "nccl" if device == "cuda" and apart else "gloo"
+
+
+def serve_command(
+    spec: RunSpec, *, model_path: str, port: int, device: Device, gpu_share: float = 1.0, apart: bool = True
+) -> Command:
     """The command that serves `model_path` on 127.0.0.1:`port` for this run.
 
+    `gpu_share` is the part of each GPU that is the server's; `apart` says that the trainer's first rank has another GPU.
     The server's developer routes (weight push, pause) are not guarded by a key, so it listens on loopback only.
     """
     server = spec.server
@@ -62,7 +70,7 @@ def serve_command(spec: RunSpec, *, model_path: str, port: int, device: Device) 
     # The model's own generation_config.json would otherwise change sampling behind the trainer's back.
     argv += ["--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log"]
-    argv += ["--weight-transfer-config", json.dumps({"backend": "gloo" if device == "cpu" else "nccl"})]
+    argv += ["--weight-transfer-config", json.dumps({"backend": transfer_backend(device, apart)})]
     if spec.model.trust_remote_code:
         argv += ["--trust-remote-code"]
     if server.max_num_seqs is not None:
@@ -77,7 +85,7 @@ def serve_command(spec: RunSpec, *, model_path: str, port: int, device: Device) 
     if device == "cpu":
         _add_cpu(spec, argv, env)
     else:
-        _add_cuda(spec, argv)
+        _add_cuda(spec, argv, gpu_share)
     if wide:  # a mask is smaller than log-probabilities of all these tokens; a CPU server cannot give one
         argv += ["--return-sampling-mask", "--enable-scale-out"]
         env["VLLM_USE_V2_MODEL_RUNNER"] = "1"
@@ -104,10 +112,10 @@ def _add_cpu(spec: RunSpec, argv: list[str], env: dict[str, str]) -> None:
     env["OMP_WAIT_POLICY"] = "passive"
 
 
-def _add_cuda(spec: RunSpec, argv: list[str]) -> None:
+def _add_cuda(spec: RunSpec, argv: list[str], gpu_share: float) -> None:
     if spec.server.kv_cache_gib is not None:
         argv += ["--kv-cache-memory-bytes", _kv_cache_bytes(spec.server.kv_cache_gib)]
-    argv += ["--gpu-memory-utilization", str(spec.server.gpu_memory_utilization)]
+    argv += ["--gpu-memory-utilization", str(round(spec.server.gpu_memory_utilization * gpu_share, 4))]
     argv += ["--tensor-parallel-size", str(spec.resources.rollout_gpus)]
     if spec.server.enforce_eager:
         argv += ["--enforce-eager"]

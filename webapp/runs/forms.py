@@ -21,7 +21,7 @@ from webapp.runs.problems import Problem, from_pydantic
 LONG_TEXT = {"notes": 2, "data.options": 3, "data.prompt_suffix": 2}
 """Fields of several lines, and how many."""
 SHOWN_IF = {
-    **{f"lora.{name}": ("lora.enabled", "^on$") for name in ("r", "alpha", "dropout", "target_modules")},
+    **{f"lora.{name}": ("lora.enabled", "^on$") for name in ("r", "alpha", "dropout", "target_modules", "push")},
     **{f"data.{name}": ("data.source", "^reasoning_gym:") for name in ("size", "options")},
     "data.split": ("data.source", r"^(?!reasoning_gym:)(?!.*\.(jsonl|csv|parquet)$)"),
     "training.warmup_steps": ("training.lr_scheduler_type", "^(?!constant$)"),
