@@ -6,6 +6,12 @@ training; the supervisor ships complete lines onward and remembers the byte offs
     {"v": 1, "kind": "metrics", "t": <unix s>, "step": <int>, "values": {name: number | "nan" | "inf" | "-inf"}}
     {"v": 1, "kind": "event", "t": ..., "step": ..., "level": "info|warning|error", "name": ..., "text": ..., "data": {...}}
     {"v": 1, "kind": "rollout", "t": ..., "step": <weight version>, "rollout": {...}}
+    {"v": 1, "kind": "trained", "t": ..., "step": <optimizer step>, "trained": {"group_id", "staleness", "rollouts": [...]}}
+
+A rollout is written by the rollout worker when it is scored, its `trained` by the trainer later, into the same file: each
+line is one write in append mode. Rollouts of `trained` are those whose tokens are known one by one (trainer_core/token_log.py):
+`text` has one entry for each token from the first trained one on, `mask` one letter for each (t: trained, o: left out of the
+loss for its ratio, a dot: context), `log_probs` (the sampler's), `ratio` and `entropy` (nats) one number for each t and o.
 """
 
 from __future__ import annotations
@@ -54,6 +60,9 @@ class Spool:
 
     def rollout(self, step: int, rollout: Mapping[str, Any]) -> None:
         self._write({"kind": "rollout", "step": step, "rollout": rollout})
+
+    def trained(self, step: int, record: Mapping[str, Any]) -> None:
+        self._write({"kind": "trained", "step": step, "trained": record})
 
     def close(self) -> None:
         self._file.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_core import token_log
 from trainer_core.config import AsyncGRPOConfig
 from trainer_core.intake import SampleIntake
 from trainer_core.loss import StepTotals
@@ -17,15 +18,25 @@ from trainer_core.rollout.types import RolloutSample
 
 @dataclass
 class StepPlan:
-    """One optimizer step: `micro_batches[i][rank]` is a row. Empty when training ends; `save` then asks for a checkpoint."""
+    """One optimizer step: `micro_batches[i][rank]` is a row. Empty when training ends; `save` then asks for a checkpoint.
+
+    The step's samples count through its rows in order; `logged` are those whose tokens the rollout viewer gets.
+    """
 
     micro_batches: list[list[PackedRow]]
     totals: StepTotals
     save: bool = False
+    logged: frozenset[int] = frozenset()
 
     @property
     def rows(self) -> list[PackedRow]:
         return [row for micro_batch in self.micro_batches for row in micro_batch]
+
+    def first_samples(self, rank: int) -> list[int]:
+        """For each micro-batch the number of the first sample of this rank's row."""
+        counts = [row.samples for row in self.rows]
+        ranks = len(self.micro_batches[0]) if self.micro_batches else 1
+        return [sum(counts[: index * ranks + rank]) for index in range(len(self.micro_batches))]
 
 
 class StepPlanner:
@@ -67,7 +78,8 @@ class StepPlanner:
         self.samples = [item.sample for item in items]
         self._report.add_samples(self.samples)
         self._report.add_rows(micro_batches, None if self._config.fixed_batch else self._config.token_budget)
-        return StepPlan(micro_batches, StepTotals(sum(item.terms for item in items), len(items)))
+        totals = StepTotals(sum(item.terms for item in items), len(items))
+        return StepPlan(micro_batches, totals, logged=token_log.choose(self.samples))
 
     def _fill_micro_batch(self) -> list[RowPlan]:
         """One row for each rank; empty when there are no more samples."""

@@ -42,6 +42,7 @@ from trainer_core.row_loss import loss_inputs
 from trainer_core.spool import ROLLOUTS_FILE, SPOOL_FILE, Spool
 from trainer_core.step_plan import StepPlan, StepPlanner
 from trainer_core.sync import choose_sync
+from trainer_core.token_log import TokenLog, TokenTexts
 from trainer_core.weights import ServerLink, look_at_server
 
 
@@ -129,6 +130,8 @@ class AsyncGRPOTrainer(Trainer):
         self.report = StepReport(args.device)
         self.rollout_state = RolloutState()
         self.spool = Spool(args.attempt_path / SPOOL_FILE) if self.is_world_process_zero() else None
+        self.rollout_spool = Spool(args.attempt_path / ROLLOUTS_FILE) if self.is_world_process_zero() else None
+        self.token_log = TokenLog(TokenTexts(processing_class))
         self.worker: RolloutWorker | None = None
         self.sync: Any = None
         self._plan = StepPlan([], StepTotals(0, 0))
@@ -259,7 +262,9 @@ class AsyncGRPOTrainer(Trainer):
             self.control.should_training_stop = True
             self.control.should_save = self._plan.save and self._last_saved != self.state.global_step
         rank = self.args.process_index
-        return [{"row": micro_batch[rank]} for micro_batch in self._plan.micro_batches], self._plan.totals
+        firsts = self._plan.first_samples(rank)
+        rows = zip(self._plan.micro_batches, firsts, strict=True)
+        return [{"row": micro_batch[rank], "first_sample": first} for micro_batch, first in rows], self._plan.totals
 
     def _share(self, plan: StepPlan | None) -> StepPlan:
         """Send the plan of rank 0 to all ranks."""
@@ -296,6 +301,7 @@ class AsyncGRPOTrainer(Trainer):
                 gap = (terms.log_probs.detach() - terms.old_log_probs).abs().max()
                 metrics["sampling/step0_max_abs_diff"] = gap
             self.report.add_row(loss.detach(), metrics)
+            self.token_log.add(inputs["first_sample"], terms, self.settings, self._plan.logged)
         # Data parallelism averages gradients over ranks, and the totals are those of all ranks.
         return loss * self.args.world_size
 
@@ -316,6 +322,10 @@ class AsyncGRPOTrainer(Trainer):
         """Count the step's prompts as done, push weights, and write the step's metrics."""
         step = self.state.global_step
         self.report.gather_rows(self.args.world_size)
+        self.token_log.gather(self.args.world_size)
+        if self.rollout_spool is not None:
+            for record in self.token_log.lines(self.planner.samples, self.rollout_state.weight_version):
+                self.rollout_spool.trained(step, record)
         if self.is_world_process_zero():
             for sample in self.planner.samples:
                 self.intake.finish(sample)

@@ -54,6 +54,7 @@ class Parsed:
     columns: dict[str, Column] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
+    trained: list[dict[str, Any]] = field(default_factory=list)
     problems: list[tuple[int, str]] = field(default_factory=list)
     shapes: dict[tuple[str, ...], _Shape] = field(default_factory=dict)
 
@@ -109,8 +110,10 @@ def _read_line(line: bytes, at: int, parsed: Parsed) -> None:
         _read_event(record, at, parsed)
     elif record["kind"] == "rollout":
         _read_rollout(record, at, parsed)
+    elif record["kind"] == "trained":
+        _read_trained(record, at, parsed)
     else:
-        parsed.problems.append((at, f"kind is {record['kind']!r:.80}; metrics, event and rollout are known"))
+        parsed.problems.append((at, f"kind is {record['kind']!r:.80}; metrics, event, rollout and trained are known"))
 
 
 def _header_problem(record: Any) -> str | None:
@@ -205,6 +208,46 @@ def _read_rollout(record: dict[str, Any], at: int, parsed: Parsed) -> None:
         parsed.rollouts.append({**_storable(record), "at": at})
     except ValueError as error:
         parsed.problems.append((at, str(error)))
+
+
+def _read_trained(record: dict[str, Any], at: int, parsed: Parsed) -> None:
+    trained = record.get("trained")
+    if not isinstance(trained, dict) or not isinstance(trained.get("group_id"), str):
+        parsed.problems.append((at, "trained needs to be an object with a group_id, a text"))
+        return
+    staleness, rollouts = trained.get("staleness"), trained.get("rollouts")
+    if type(staleness) is not int or not -_INT64 <= staleness < _INT64 or not isinstance(rollouts, list):
+        parsed.problems.append((at, "trained needs staleness, an integer, and rollouts, a list"))
+        return
+    if not all(map(_has_tokens, rollouts)):
+        parsed.problems.append(
+            (
+                at,
+                "a rollout of trained needs its id, its sequence, and one letter of its mask and one text for each token",
+            )
+        )
+        return
+    try:
+        parsed.trained.append({**_storable(record), "at": at})
+    except ValueError as error:
+        parsed.problems.append((at, str(error)))
+
+
+def _has_tokens(rollout: Any) -> bool:
+    """Whether the values of a rollout's tokens fit one another."""
+    if not isinstance(rollout, dict) or not isinstance(rollout.get("rollout_id"), str):
+        return False
+    sequence, text, mask = rollout.get("sequence"), rollout.get("text"), rollout.get("mask")
+    if (
+        type(sequence) is not int
+        or not 0 <= sequence < 2**31
+        or not isinstance(text, list)
+        or not isinstance(mask, str)
+    ):
+        return False
+    trained = len(mask) - mask.count(".")
+    columns = [rollout.get(name) for name in ("log_probs", "ratio", "entropy")]
+    return len(text) == len(mask) and all(isinstance(column, list) and len(column) == trained for column in columns)
 
 
 def _storable(value: Any, depth: int = 0) -> Any:

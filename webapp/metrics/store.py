@@ -57,8 +57,8 @@ def ship_spool(attempt: Attempt, offset: int, chunk: bytes) -> int:
     Raises WrongOffset, and writes nothing, when `offset` is not `attempt.spool_offset` of the database.
     """
     parsed = parse(chunk, offset)
-    for rollout in parsed.rollouts:
-        parsed.problems.append((rollout["at"], "a rollout line belongs in rollouts.jsonl"))
+    for line in (*parsed.rollouts, *parsed.trained):
+        parsed.problems.append((line["at"], f"a {line['kind']} line belongs in rollouts.jsonl"))
     with transaction.atomic():
         new_offset = advance(attempt, "spool_offset", offset, parsed.consumed)
         last_reward = _write_points(attempt, parsed)

@@ -5,4 +5,9 @@ from django.urls import path
 from webapp.rollouts import views
 
 app_name = "rollouts"
-urlpatterns = [path("", views.rollouts, name="list")]
+urlpatterns = [
+    path("", views.rollouts, name="list"),
+    path("prompts/", views.compare, name="compare"),
+    path("tokens/", views.tokens, name="tokens"),
+    path("<int:rollout_id>/", views.rollout, name="detail"),
+]

@@ -1,109 +1,100 @@
-"""What the model said and what it earned: groups side by side, by step. Everything a model wrote is shown as text."""
+"""What the model said and what it earned: groups side by side, single rollouts, old against new. All of it shown as text."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 from uuid import UUID
 
 from django.core.paginator import Paginator
-from django.db.models import Max, Q, QuerySet
-from django.db.models.fields.json import KT
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from webapp.accounts.models import User
-from webapp.rollouts.models import StoredRollout
+from webapp.rollouts import queries
+from webapp.rollouts.models import RolloutTokens, StoredRollout
+from webapp.rollouts.text import messages
 from webapp.runs import page as run_page
 from webapp.runs.models import Run
 
 GROUPS_A_PAGE = 6
+PROMPTS_A_PAGE = 50
+COLOURS = ("ratio", "advantage", "entropy", "mask")
 
 
-@dataclass
-class Group:
-    """Rollouts of one prompt, the best first."""
-
-    step: int
-    group_id: str
-    row_index: int
-    rollouts: list[StoredRollout]
-
-    @property
-    def prompt(self) -> list[dict[str, Any]]:
-        return as_messages(self.rollouts[0].data.get("prompt"), "user")
-
-    @property
-    def dropped(self) -> str:
-        return self.rollouts[0].data.get("dropped") or ""
-
-    @property
-    def long(self) -> bool:
-        """Whether a completion needs a wide column."""
-        return any(rollout.data.get("tokens", 0) > 60 for rollout in self.rollouts)
-
-    @property
-    def mean(self) -> float | None:
-        known = [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
-        return sum(known) / len(known) if known else None
-
-
-def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
-    """A prompt or completion as messages with `role`, `content` (text) and `tool_calls`."""
-    if not isinstance(value, list):
-        return [{"role": role, "content": "" if value is None else str(value)}]
-    return [message if isinstance(message, dict) else {"role": role, "content": str(message)} for message in value]
+def _page(request: HttpRequest, run_id: UUID) -> tuple[Run, dict[str, Any]]:
+    run = get_object_or_404(Run.objects.select_related("owner", "parent"), pk=run_id)
+    assert isinstance(request.user, User)
+    colour = request.GET.get("colour", "")
+    return run, {
+        "run": run, "tab": "rollouts", "head": run_page.head(run, request.user), "colours": COLOURS,
+        "colour": colour if colour in COLOURS else "",
+    }  # fmt: skip
 
 
 @require_safe
 def rollouts(request: HttpRequest, run_id: UUID) -> HttpResponse:
-    run = get_object_or_404(Run.objects.select_related("owner", "parent"), pk=run_id)
-    assert isinstance(request.user, User)
-    search = request.GET.get("search", "").strip()
-    steps = list(run.rollouts.order_by("step").values_list("step", flat=True).distinct())
-    step = _chosen_step(request.GET.get("step", ""), steps)
-    page = Paginator(_group_ids(run, step, search), GROUPS_A_PAGE).get_page(request.GET.get("page"))
-    at = steps.index(step) if step in steps else 0
-    context = {
-        "run": run, "tab": "rollouts", "head": run_page.head(run, request.user), "steps": steps, "step": step,
-        "search": search, "page": page, "groups": _groups(run, page.object_list),
-        "previous": steps[at - 1] if at > 0 else None, "next": steps[at + 1] if at + 1 < len(steps) else None,
-    }  # fmt: skip
+    """Groups of one step, or those in which something is searched for."""
+    run, context = _page(request, run_id)
+    search = queries.Search.of(request.GET)
+    steps = queries.steps_around(run, request.GET.get("step", ""))
+    page = Paginator(queries.group_ids(run, steps.at, search), GROUPS_A_PAGE).get_page(request.GET.get("page"))
+    found = queries.groups(run, [group_id for group_id, _ in page.object_list], search)
+    context |= {"steps": steps, "search": search, "page": page, "groups": found, "values": request.GET}
     return render(request, "rollouts/list.html", context)
 
 
-def _chosen_step(text: str, steps: list[int]) -> int | None:
-    """The step that was asked for if it has rollouts, otherwise the newest."""
-    if text.lstrip("-").isdigit() and int(text) in steps:
-        return int(text)
-    return steps[-1] if steps else None
+@require_safe
+def rollout(request: HttpRequest, run_id: UUID, rollout_id: int) -> HttpResponse:
+    """One rollout, whole."""
+    run, context = _page(request, run_id)
+    shown = get_object_or_404(run.rollouts.select_related("attempt").defer("text"), pk=rollout_id)
+    group = queries.groups(run, [shown.group_id])[0]
+    context |= {
+        "shown": shown, "group": group, "prompt": messages(shown.data.get("prompt"), "user"),
+        "completion": messages(shown.data.get("completion"), "assistant"),
+        "weights": {reward.name: reward.weight for reward in run.run_spec().rewards} if run.spec else {},
+        "url": request.build_absolute_uri(request.path),
+    }  # fmt: skip
+    return render(request, "rollouts/detail.html", context)
 
 
-def _group_ids(run: Run, step: int | None, search: str) -> QuerySet[StoredRollout, tuple[str, int]]:
-    """(group_id, last row) of the groups to show: of a step, or of all steps when something is searched for."""
-    found = run.rollouts.all()
-    if search:
-        escaped = json.dumps(search)[1:-1]  # as SQLite holds it: with non-ASCII letters escaped
-        found = found.annotate(prompt=KT("data__prompt"), completion=KT("data__completion")).filter(
-            Q(prompt__icontains=search) | Q(completion__icontains=search)
-            | Q(prompt__icontains=escaped) | Q(completion__icontains=escaped)
-        )  # fmt: skip
-    elif step is not None:
-        found = found.filter(step=step)
-    newest = "-last" if search else "last"
-    return found.order_by().values_list("group_id").annotate(last=Max("id")).order_by(newest)
+@require_safe
+def compare(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    """Prompts that came up at several steps; with `row`, one of them at two steps side by side."""
+    run, context = _page(request, run_id)
+    row = request.GET.get("row", "")
+    if not row.lstrip("-").isdecimal() or abs(int(row)) >= 2**62:
+        prompts = Paginator(queries.repeated_prompts(run), PROMPTS_A_PAGE)
+        return render(request, "rollouts/prompts.html", {**context, "page": prompts.get_page(request.GET.get("page"))})
+    steps = queries.steps_of(run, int(row))
+    if not steps:
+        raise Http404(f"The run has stored no rollouts of row {row}.")
+    chosen = [_one_of(request.GET.get("old"), steps, steps[0]), _one_of(request.GET.get("new"), steps, steps[-1])]
+    sides = [(step, _groups_at(run, int(row), step)) for step in chosen]
+    context |= {"row": int(row), "steps": steps, "old": chosen[0], "new": chosen[1], "sides": sides}
+    return render(request, "rollouts/compare.html", context)
 
 
-def _groups(run: Run, wanted: Any) -> list[Group]:
-    ids = [group_id for group_id, _ in wanted]
-    rows = sorted(run.rollouts.filter(group_id__in=ids), key=lambda row: (ids.index(row.group_id), row.pk))
-    groups = []
-    for group_id, members in groupby(rows, key=lambda row: row.group_id):
-        best_first = sorted(members, key=lambda row: (row.reward is None, -(row.reward or 0.0), row.pk))
-        for rollout in best_first:
-            rollout.messages = as_messages(rollout.data.get("completion"), "assistant")  # type: ignore[attr-defined]
-        groups.append(Group(best_first[0].step, group_id, best_first[0].row_index, best_first))
-    return groups
+def _one_of(text: str | None, steps: list[int], default: int) -> int:
+    return next((step for step in steps if str(step) == text), default)
+
+
+def _groups_at(run: Run, row: int, step: int) -> list[queries.Group]:
+    ids = run.rollouts.filter(row_index=row, step=step).order_by("id").values_list("group_id", flat=True)
+    return queries.groups(run, list(dict.fromkeys(ids)))
+
+
+@require_safe
+def tokens(request: HttpRequest, run_id: UUID) -> JsonResponse:
+    """Tokens of the rollouts of `group` by the rollout's id, in the order of their sequences."""
+    group_id = request.GET.get("group", "")
+    found = RolloutTokens.objects.filter(rollout__run_id=run_id, rollout__group_id=group_id).order_by("sequence")
+    by_rollout: dict[int, list[Any]] = {
+        pk: [] for pk in StoredRollout.objects.filter(run_id=run_id, group_id=group_id).values_list("pk", flat=True)
+    }
+    if not by_rollout:
+        raise Http404("The run has no such group.")
+    for item in found:
+        by_rollout[item.rollout_id].append(item.data)
+    return JsonResponse({"rollouts": by_rollout})

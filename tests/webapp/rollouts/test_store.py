@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from django.apps import apps
 
 from trainer_core.spool import Spool
 from webapp.accounts.models import User
@@ -76,3 +78,50 @@ def test_text_with_nul_is_stored(attempt: Attempt) -> None:
     data = orjson.dumps({"v": 1, "kind": "rollout", "t": 1.0, "step": 1, "rollout": item}) + b"\n"
     ship_rollouts(attempt, 0, data)
     assert StoredRollout.objects.get().data["completion"][0]["content"] == "a\ufffdb"
+
+
+def trained(**changes: Any) -> dict[str, Any]:
+    tokens = {
+        "rollout_id": "r1", "sequence": 0, "advantage": 0.5, "left_out": 0, "text": ["4", "2", "!"], "mask": "t.o",
+        "log_probs": [-0.1, -2.0], "ratio": [1.0, 9.0], "entropy": [0.2, 0.3],
+    }  # fmt: skip
+    return {"group_id": "g1", "staleness": 2, "rollouts": [{**tokens, **changes}]}
+
+
+def line(kind: str, step: int, record: Any) -> bytes:
+    return orjson.dumps({"v": 1, "kind": kind, "t": 1.0, "step": step, kind: record}) + b"\n"
+
+
+def test_what_the_trainer_says_of_tokens_is_added_to_the_rollout(attempt: Attempt) -> None:
+    first = line("rollout", 4, rollout(rollout_id="r1")) + line("rollout", 4, rollout(rollout_id="r2"))
+    ship_rollouts(attempt, 0, first)
+    later = line("trained", 6, trained())
+    assert ship_rollouts(attempt, len(first), later) == len(first + later)
+    assert list(StoredRollout.objects.values_list("rollout_id", "trained_step", "staleness")) == [
+        ("r1", 6, 2), ("r2", 6, 2),
+    ]  # fmt: skip
+    tokens = StoredRollout.objects.get(rollout_id="r1").tokens.get()
+    assert (tokens.sequence, tokens.data["mask"], tokens.data["ratio"]) == (0, "t.o", [1.0, 9.0])
+    assert not Event.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [], {"group_id": "g1"}, {**trained(), "staleness": "2"}, {**trained(), "group_id": "unknown"}, trained(mask="t"),
+        trained(ratio=[1.0]), trained(sequence=-1), trained(rollout_id=7), {**trained(), "rollouts": [[]]},
+    ],
+)  # fmt: skip
+def test_what_the_trainer_says_wrongly_becomes_a_warning(attempt: Attempt, wrong: Any) -> None:
+    data = line("rollout", 1, rollout(rollout_id="r1")) + line("trained", 2, wrong) + line("rollout", 3, rollout())
+    assert ship_rollouts(attempt, 0, data) == len(data)
+    assert StoredRollout.objects.filter(trained_step=None).count() == 2
+    assert Event.objects.get().name == "spool_malformed"
+
+
+def test_a_migration_makes_older_rollouts_searchable(attempt: Attempt) -> None:
+    fill = importlib.import_module("webapp.rollouts.migrations.0002_tokens_and_search").fill
+    ship_rollouts(attempt, 0, line("rollout", 1, rollout(rollout_id="r1", prompt="Wörter?")))
+    StoredRollout.objects.update(rollout_id="", text="")
+    fill(apps, None)
+    assert StoredRollout.objects.values_list("rollout_id", "text").get() == ("r1", "wörter?\nok")
