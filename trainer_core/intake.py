@@ -95,6 +95,12 @@ class SampleIntake:
         for message in self.worker.receive():
             self._handle(message)
 
+    def take_late(self) -> None:
+        """What a stopped worker had still to tell: its last metrics and events."""
+        for message in self.worker.receive():
+            if isinstance(message, WorkerMetrics | WorkerEvent):
+                self._handle(message)
+
     def next(self) -> RolloutSample | None:
         """The next sample that is fresh enough; None when an order came or all prompts are done.
 

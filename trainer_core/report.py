@@ -151,6 +151,10 @@ class StepReport:
         self.seconds.clear()
         return self.step.flush()
 
+    def late_totals(self) -> dict[str, float]:
+        """Totals counted since the last step ended, which no step will report any more. Means without a step are left out."""
+        return {name: value for name, value in self.step.flush().items() if name.endswith("_total")}
+
     def now(self) -> float:
         """Seconds of a steady clock, once all work of the device is done."""
         if self._device.type == "cuda":

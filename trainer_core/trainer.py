@@ -224,6 +224,9 @@ class AsyncGRPOTrainer(Trainer):
     def _stop_generation(self) -> None:
         if self.worker is not None:
             self.worker.stop()
+            self.intake.take_late()
+            if self.spool is not None and (late := self.report.late_totals()):
+                self.spool.metrics(self.state.global_step, late)
         if self.sync is not None:
             self.sync.close()
 

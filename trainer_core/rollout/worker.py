@@ -167,7 +167,8 @@ class RolloutWorker:
         outbound.close()
         self._outbox = Outbox(to_worker)
         self._last_sign = time.monotonic()
-        threading.Thread(target=self._read, args=(from_worker,), name="rollout-reader", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(from_worker,), name="rollout-reader", daemon=True)
+        self._reader.start()
 
     def get(self, timeout: float) -> RolloutSample | None:
         """The next sample; None when none came within `timeout` seconds, or after `stop`.
@@ -209,7 +210,10 @@ class RolloutWorker:
         return len(self._heap)
 
     def stop(self) -> None:
-        """End the process: politely, then by force. Calling it again, or before `start`, does nothing."""
+        """End the process: politely, then by force. Calling it again, or before `start`, does nothing.
+
+        `receive` then gives its last messages.
+        """
         if self._process is None or self._closed:
             return
         with self._condition:
@@ -220,6 +224,7 @@ class RolloutWorker:
         if self._process.is_alive():
             self._process.kill()
             self._process.join(STOP_GRACE_S)
+        self._reader.join(STOP_GRACE_S)
         self._outbox.close(0.1)
 
     def _raise_if_gone(self) -> None:
