@@ -219,7 +219,3 @@ class AsyncGRPOConfig(TrainingArguments):
             raise NotImplementedError(
                 "neftune_noise_alpha would make the trainer differ from the server; leave it unset"
             )
-        if self.world_size > 1 and self.fsdp:
-            raise NotImplementedError(
-                "FSDP is not supported yet; several processes run data-parallel (leave fsdp unset)"
-            )

@@ -50,7 +50,6 @@ class ServerLink:
             self._await(error.url, keep_waiting)
             return
         self._report.add("perf/weight_sync_pause_s", report.pause_s)
-        self._report.add("perf/weight_sync_barrier_s", report.barrier_s)
         self._report.add("perf/weight_sync_transfer_s", report.transfer_s)
         self._announce()
 
@@ -91,10 +90,10 @@ class ServerLink:
             server.close()
 
 
-def look_at_server(config: AsyncGRPOConfig, event: Callable[..., None]) -> None:
+def look_at_server(config: AsyncGRPOConfig, event: Callable[..., None]) -> str:
     """Wait until the server is ready; take the row budget from it if none is set; warn when its dtype differs.
 
-    Raises WeightSyncError when it is not ready within vllm_server_timeout.
+    Returns the name of the dtype it serves. Raises WeightSyncError when it is not ready within vllm_server_timeout.
     """
     server = ServerApi(config.server_urls[0], config.request_timeout)
     try:
@@ -111,3 +110,4 @@ def look_at_server(config: AsyncGRPOConfig, event: Callable[..., None]) -> None:
             "dtype_differs",
             f"The server generates in {info.dtype} and the trainer computes in {computed}, so their probabilities differ.",
         )
+    return info.dtype

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from peft import PeftModel
 from torch import nn
 
 from trainer_core.sync.adapter import AdapterSync, check_limits, largest_rank, obstacles
 from trainer_core.sync.base import PushReport, WeightSync
+from trainer_core.sync.gathering import WEIGHTS, Kind, Summon
 from trainer_core.sync.gloo import GlooSync
-from trainer_core.sync.merged import check_mergeable, merged_weights
+from trainer_core.sync.merged import check_mergeable
 from trainer_core.sync.nccl import NcclSync
 from trainer_core.sync.server_api import ServerApi, ServerInfo, ServerRefused, ServerUnreachable, WeightSyncError
-from trainer_core.sync.weights import ServedWeight, full_weights
 
 if TYPE_CHECKING:
     from trainer_core.config import AsyncGRPOConfig
@@ -38,8 +39,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-def choose_sync(*, config: AsyncGRPOConfig, model: nn.Module, server_urls: Sequence[str]) -> WeightSync:
+def choose_sync(
+    *, config: AsyncGRPOConfig, model: nn.Module, server_urls: Sequence[str], summon: Summon | None = None
+) -> WeightSync:
     """The way to push this model's weights to these servers, which must be ready; call `open` on it next.
+
+    `summon` calls the other trainer ranks to `gathering.take_part`, where the model is sharded over them.
 
     Raises WeightSyncError with one sentence when the servers were not started for it.
     """
@@ -58,15 +63,17 @@ def choose_sync(*, config: AsyncGRPOConfig, model: nn.Module, server_urls: Seque
                     run=_plain_name(config.run_name or Path(str(config.output_dir)).name),
                     keep=config.max_staleness + 1,
                     **timeouts,
+                    summon=summon,
                 )
             logger.warning("pushing merged weights, because the server cannot load adapters with %s", ", ".join(found))
         check_mergeable(model)
-    weights_of: Callable[[Any], list[ServedWeight]] = merged_weights if isinstance(model, PeftModel) else full_weights
+    kind: Kind = "merged" if isinstance(model, PeftModel) else "full"
+    summon_kind = None if summon is None else partial(summon, kind)
     backend = infos[0].transfer_backend
     if backend == "gloo":
-        return GlooSync(servers, weights_of, **timeouts)
+        return GlooSync(servers, WEIGHTS[kind], **timeouts, summon=summon_kind)
     if backend == "nccl":
-        return NcclSync(servers, weights_of, **timeouts)
+        return NcclSync(servers, WEIGHTS[kind], **timeouts, summon=summon_kind)
     raise WeightSyncError(
         f"the server at {servers[0].url} was started with weight transfer backend {backend or 'none'}: restart it with "
         """--weight-transfer-config '{"backend": "nccl"}' (GPU) or '{"backend": "gloo"}'"""

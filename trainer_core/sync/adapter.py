@@ -9,11 +9,13 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from peft import PeftModel
 from torch import nn
 
-from trainer_core.sync.base import PushReport, Stopwatch, barrier, explain, is_sender, together
+from trainer_core.sync.base import PushReport, Stopwatch, explain, together
+from trainer_core.sync.gathering import Summon, gathered
 from trainer_core.sync.merged import lora_config
 from trainer_core.sync.server_api import ServerApi, ServerInfo, ServerRefused, WeightSyncError
 
@@ -75,8 +77,13 @@ class AdapterSync:
         keep: int,
         ready_timeout_s: float,
         push_timeout_s: float,
+        summon: Summon | None = None,
     ) -> None:
-        """`folder` takes the versions, named `<run>-v<N>`; the newest `keep` stay loaded."""
+        """`folder` takes the versions, named `<run>-v<N>`; the newest `keep` stay loaded.
+
+        `summon` calls the other trainer ranks, where the model is sharded over them.
+        """
+        self._summon = summon
         self._servers = servers
         self._folder = folder
         self._run = run
@@ -93,27 +100,20 @@ class AdapterSync:
     def push(self, model: nn.Module, version: int) -> PushReport:
         """See WeightSync."""
         watch = Stopwatch()
-        barrier()
-        barrier_s = watch.lap()
-        if is_sender():
-            self._publish(model, version)
-            self._load(version)
+        self._publish(model, version)
+        self._load(version)
         self._versions = [*(kept for kept in self._versions if kept != version), version]
         while len(self._versions) > self._keep:
-            oldest = self._versions.pop(0)
-            if is_sender():
-                self._unload(oldest)
-        barrier()
-        return PushReport(watch.total(), 0.0, barrier_s, watch.lap())
+            self._unload(self._versions.pop(0))
+        return PushReport(watch.total(), 0.0, watch.lap())
 
     def reopen(self) -> None:
         """See WeightSync. A restarted server gets the kept versions back, so that rollouts may go on under theirs."""
         for server in self._servers:
             server.wait_until_healthy(self._ready_timeout_s)
         self.open()
-        if is_sender():
-            for version in self._versions:
-                self._load(version)
+        for version in self._versions:
+            self._load(version)
 
     def model_name(self, version: int) -> str:
         """The adapter of that version; the base model for a version that was never pushed, an untouched adapter."""
@@ -132,12 +132,11 @@ class AdapterSync:
 
     def _publish(self, model: nn.Module, version: int) -> None:
         """Write the adapter and rename it into place, so that a server never reads half of one."""
-        if not isinstance(model, PeftModel):
-            raise WeightSyncError(f"an adapter push needs a PeftModel, found {type(model).__name__}")
+        tensors = dict(gathered(model, "adapter", self._summon))  # raises for anything but a PeftModel
         target = self._path(version)
         writing = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            model.save_pretrained(str(writing))
+            cast(PeftModel, model).save_pretrained(str(writing), state_dict=tensors)
             if target.exists():  # of an earlier attempt
                 shutil.rmtree(target)
             writing.rename(target)

@@ -9,7 +9,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.distributed as dist
 from torch import nn
 
 from trainer_core.sync.server_api import ServerApi, ServerUnreachable, WeightSyncError
@@ -17,11 +16,10 @@ from trainer_core.sync.server_api import ServerApi, ServerUnreachable, WeightSyn
 
 @dataclass(frozen=True)
 class PushReport:
-    """Seconds of one push: all of it, generation paused, waiting for other trainer ranks, bytes under way."""
+    """Seconds of one push: all of it, generation paused, bytes under way."""
 
     total_s: float
     pause_s: float
-    barrier_s: float
     transfer_s: float
 
 
@@ -35,7 +33,7 @@ class WeightSync(Protocol):
         """Connect to the servers, which must be ready."""
 
     def push(self, model: nn.Module, version: int) -> PushReport:
-        """Give the servers the model's weights as they are now; called by all trainer ranks."""
+        """Give the servers the model's weights as they are now. Called by rank 0, which calls the others if it needs them."""
 
     def reopen(self) -> None:
         """Connect anew after a server restart: waits until all are ready. The weights must be pushed again."""
@@ -47,14 +45,23 @@ class WeightSync(Protocol):
         """Disconnect. The servers keep the last weights."""
 
 
-def together(what: str, deadline_s: float, calls: Sequence[Callable[[], None]]) -> None:
+def together(
+    what: str,
+    deadline_s: float,
+    calls: Sequence[Callable[[], None]],
+    meanwhile: Callable[[Callable[[], bool]], None] | None = None,
+) -> None:
     """Run calls at the same time, until all are done or one fails.
 
     Raises the first failure at once, or WeightSyncError after `deadline_s`. Calls still running are abandoned: they are on
-    daemon threads, and end by their own deadlines.
+    daemon threads, and end by their own deadlines. `meanwhile` runs on this thread and always to its end; the function it
+    gets tells whether a call has failed or the time is over.
     """
+    end = time.monotonic() + deadline_s
     futures = [_start(call) for call in calls]
-    done, pending = wait(futures, timeout=deadline_s, return_when=FIRST_EXCEPTION)
+    if meanwhile is not None:
+        meanwhile(lambda: time.monotonic() > end or any(future.done() and future.exception() for future in futures))
+    done, pending = wait(futures, timeout=max(0.0, end - time.monotonic()), return_when=FIRST_EXCEPTION)
     for future in done:
         future.result()
     if pending:
@@ -84,17 +91,6 @@ def explain(error: Exception, servers: Sequence[ServerApi]) -> WeightSyncError:
     if isinstance(error, WeightSyncError):
         return error
     return WeightSyncError(f"the weights could not be sent: {str(error).splitlines()[0] if str(error) else error!r}")
-
-
-def is_sender() -> bool:
-    """Whether this trainer process is the one that talks to the servers."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def barrier() -> None:
-    """Wait for all trainer processes."""
-    if dist.is_initialized():
-        dist.barrier()
 
 
 class Stopwatch:

@@ -7,20 +7,20 @@ put in place.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from trainer_core.sync.base import PushReport, Stopwatch, barrier, together
+from trainer_core.sync.base import PushReport, Stopwatch
 from trainer_core.sync.gloo_group import GlooGroup
 from trainer_core.sync.server_api import ServerApi
 from trainer_core.sync.streamed import StreamedSync
-from trainer_core.sync.weights import ServedWeight, made, manifest
+from trainer_core.sync.weights import ServedWeight, manifest
 
 
 class GlooSync(StreamedSync):
-    """Stream, while the servers generate with the old weights; barrier; pause; apply; resume."""
+    """Stream, while the servers generate with the old weights; pause; apply; resume."""
 
     def _meeting_point(self, world_size: int) -> tuple[int, Callable[[], GlooGroup]]:
         timeout = datetime.timedelta(seconds=self._push_timeout_s)
@@ -39,8 +39,8 @@ class GlooSync(StreamedSync):
             server.start_update()
             server.update_weights(announced)
 
-        def stream() -> None:
-            for tensor in made(weights, self._dtype, torch.device("cpu")):
+        def stream(tensors: Iterator[torch.Tensor]) -> None:
+            for tensor in tensors:
                 group.broadcast(tensor)
 
         def apply(server: ServerApi) -> None:
@@ -48,13 +48,11 @@ class GlooSync(StreamedSync):
             server.reset_prefix_cache()
 
         self._on_all("announcing the weights", announce)
-        together("sending the weights", self._push_timeout_s, [stream])
+        self._stream(weights, torch.device("cpu"), stream)
         transfer_s = watch.lap()
-        barrier()
-        barrier_s = watch.lap()
         try:
             self._on_all("pausing the servers", ServerApi.pause)
             self._on_all("applying the weights", apply)
         finally:
             self._on_all("resuming the servers", ServerApi.resume)
-        return PushReport(watch.total(), watch.lap(), barrier_s, transfer_s)
+        return PushReport(watch.total(), watch.lap(), transfer_s)

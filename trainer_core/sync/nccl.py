@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from trainer_core.sync.base import PushReport, Stopwatch, barrier, together
+from trainer_core.sync.base import PushReport, Stopwatch
 from trainer_core.sync.server_api import ServerApi, WeightSyncError
 from trainer_core.sync.streamed import StreamedSync, address_towards
-from trainer_core.sync.weights import ServedWeight, made, manifest
+from trainer_core.sync.weights import ServedWeight, manifest
 
 
 class NcclSync(StreamedSync):
-    """Pause; barrier; stream into the servers' models; resume.
+    """Pause; stream into the servers' models; resume.
 
     vLLM's engine takes a model's parameters apart while it receives, so a server must not generate meanwhile.
     """
@@ -50,31 +50,25 @@ class NcclSync(StreamedSync):
         announced = manifest(weights, self._dtype)
         update = announced if _packed_at_handshake() else {**announced, "packed": True}
 
-        def stream() -> None:
+        def stream(tensors: Iterator[torch.Tensor]) -> None:
             torch.cuda.set_device(device)
-            _broadcast(self._named(weights, torch.device("cuda", device)), group)
+            _broadcast(zip([weight.name for weight in weights], tensors, strict=True), group)
             torch.cuda.synchronize()
 
         watch = Stopwatch()
-        transfer_s = barrier_s = 0.0
+        transfer_s = 0.0
         try:
             self._on_all("pausing the servers", ServerApi.pause)
-            watch.lap()
-            barrier()
-            barrier_s = watch.lap()
             self._on_all("starting the update", ServerApi.start_update)
             receive = [partial(server.update_weights, update) for server in self._servers]
-            together("sending the weights", self._push_timeout_s, [stream, *receive])
+            watch.lap()
+            self._stream(weights, torch.device("cuda", device), stream, receive)
             transfer_s = watch.lap()
             self._on_all("applying the weights", lambda server: server.finish_update(version))
             self._on_all("clearing the prefix cache", ServerApi.reset_prefix_cache)
         finally:
             self._on_all("resuming the servers", ServerApi.resume)
-        return PushReport(watch.total(), watch.total(), barrier_s, transfer_s)
-
-    def _named(self, weights: list[ServedWeight], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        tensors = made(weights, self._dtype, device)
-        return ((weight.name, tensor) for weight, tensor in zip(weights, tensors, strict=True))
+        return PushReport(watch.total(), watch.total(), transfer_s)
 
 
 def _nccl_module() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
-from trainer_core.sync.base import PushReport, Stopwatch, barrier, explain, is_sender, together
+from trainer_core.sync.base import PushReport, explain, together
+from trainer_core.sync.gathering import Relay
 from trainer_core.sync.server_api import ServerApi, WeightSyncError
 from trainer_core.sync.weights import ServedWeight, made
 
@@ -24,7 +25,8 @@ HANDSHAKE_DEADLINE_S = 60.0
 class StreamedSync(ABC):
     """Pushes what `weights_of(model)` gives to all servers through one group, in which this trainer is rank 0.
 
-    See WeightSync for the public methods. After a failed push nothing is connected until `reopen`.
+    See WeightSync for the public methods. After a failed push nothing is connected until `reopen`. `summon` calls the other
+    trainer ranks, where the model is sharded over them.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class StreamedSync(ABC):
         *,
         ready_timeout_s: float,
         push_timeout_s: float,
+        summon: Callable[[], None] | None = None,
     ) -> None:
         self._servers = servers
         self._weights_of = weights_of
+        self._summon = summon
         self._ready_timeout_s = ready_timeout_s
         self._push_timeout_s = push_timeout_s
         self._group: Any = None
@@ -49,8 +53,6 @@ class StreamedSync(ABC):
         infos = [server.info() for server in self._servers]
         self._base_model = infos[0].base_model
         self._dtype = getattr(torch, infos[0].dtype)
-        if not is_sender():
-            return
         world_size = 1 + sum(info.workers for info in infos)
         port, join = self._meeting_point(world_size)
         groups: list[Any] = []
@@ -78,18 +80,10 @@ class StreamedSync(ABC):
         self.open()
 
     def push(self, model: nn.Module, version: int) -> PushReport:
-        weights = self._weights_of(model)
-        if not is_sender():
-            watch = Stopwatch()
-            for _ in made(weights, self._dtype, None):  # gathering shards is a collective of all ranks
-                pass
-            transfer_s = watch.lap()
-            barrier()
-            return PushReport(watch.total(), 0.0, watch.lap(), transfer_s)
         if self._group is None:
             raise WeightSyncError("the servers are not connected: reopen after a failed push")
         try:
-            return self._send(weights, version)
+            return self._send(self._weights_of(model), version)
         except (WeightSyncError, RuntimeError) as error:
             self._group = None
             failure = explain(error, self._servers)
@@ -113,6 +107,22 @@ class StreamedSync(ABC):
 
     def _on_all(self, what: str, call: Callable[[ServerApi], None]) -> None:
         together(what, self._push_timeout_s, [partial(call, server) for server in self._servers])
+
+    def _stream(
+        self,
+        weights: list[ServedWeight],
+        device: torch.device | None,
+        send: Callable[[Iterator[torch.Tensor]], None],
+        others: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """Run `send` over the tensors of the weights, on `device` and in the servers' dtype, together with `others`."""
+        if self._summon is None:
+            tensors = made(weights, self._dtype, device)
+            together("sending the weights", self._push_timeout_s, [lambda: send(tensors), *others])
+            return
+        relay = Relay(weights, self._dtype, device, self._summon)
+        calls = [lambda: send(iter(relay)), *others]
+        together("sending the weights", self._push_timeout_s, calls, meanwhile=relay.gather)
 
     @abstractmethod
     def _meeting_point(self, world_size: int) -> tuple[int, Callable[[], Any]]:

@@ -135,7 +135,7 @@ class CountingSync:
 
     def push(self, model: torch.nn.Module, version: int) -> PushReport:
         self.pushed.append(version)
-        return PushReport(0.0, 0.0, 0.0, 0.0)
+        return PushReport(0.0, 0.0, 0.0)
 
     def reopen(self) -> None:
         pass
