@@ -66,6 +66,71 @@
   };
   const fillList = (list, items, make) => list.replaceChildren(...items.map(make));
 
+  // --- memory, devices, and who waits for whom
+  const showBefore = (before) => {
+    fillList(document.getElementById("check-waits"), before?.waits || [], (text) => element("li", text));
+    const memory = document.getElementById("check-memory");
+    memory.hidden = !before;
+    document.getElementById("check-hosts").hidden = !before?.hosts.length;
+    if (!before) return;
+    const sentence = memory.querySelector("[data-memory-sentence]");
+    sentence.textContent = before.memory.sentence;
+    sentence.className = before.memory.tight ? "check-note bad" : "";
+    const gib = (bytes) => (bytes / 2 ** 30).toFixed(2);
+    const line = (title, bytes, attributes) => {
+      const made = element("tr", "", attributes);
+      made.append(element("td", title), element("td", gib(bytes), { class: "num" }));
+      return made;
+    };
+    memory.querySelector("table").hidden = !before.memory.rows.length;
+    memory.querySelector("tbody").replaceChildren(...before.memory.rows.flatMap((row) => [
+      line(row.title, row.bytes, { class: "sum" }), ...row.parts.map(([title, bytes]) => line(title, bytes, { class: "part" })),
+    ]));
+    showHosts(before.hosts);
+  };
+  const ROLES = { server: "generates", trainer: "trains" };
+  const showHosts = (hosts) => {
+    const body = document.querySelector("#check-hosts .body");
+    const choosable = hosts.some((host) => host.devices.some((device) => device.kind === "gpu"));
+    body.replaceChildren(
+      ...hosts.map((host) => {
+        const box = element("div", "", { class: `host-picture${host.chosen ? " chosen" : ""}` });
+        const head = element("p", host.name, { class: "host-name" });
+        if (host.state) head.append(" ", element("span", host.state, { class: "muted" }));
+        const row = element("div", "", { class: "device-row" });
+        row.append(...host.devices.map((device) => deviceCell(host, device)));
+        box.append(head, row);
+        return box;
+      }),
+      ...(choosable ? [element("p", "Click a GPU to change how many generate and how many train. A run takes the first free ones of its host.", { class: "help" })] : []),
+    );
+  };
+  const deviceCell = (host, device) => {
+    const roles = device.roles.map((role) => ROLES[role]).join(" and ");
+    const state = roles || (device.run === null ? "free" : `held by ${device.run}`);
+    const title = device.kind === "gpu" ? `GPU ${device.index}` : "CPU";
+    const cell = element(device.kind === "gpu" ? "button" : "span", "", {
+      class: `device-cell${device.run === null ? "" : " held"}${device.roles.map((role) => ` ${role}`).join("")}`,
+      title: `${device.name}, ${device.gib} GiB: ${state}`, ...(device.kind === "gpu" ? { type: "button" } : {}),
+    });
+    cell.append(element("b", title), element("span", state));
+    if (device.kind === "gpu") cell.addEventListener("click", () => chooseGpu(device));
+    return cell;
+  };
+  // Unused generates, then trains, then is unused again; at least one of each is needed.
+  const chooseGpu = (device) => {
+    const count = (name, by) => {
+      const field = form.elements[`resources.${name}_gpus`];
+      field.value = Math.max(1, (Number.parseInt(field.value, 10) || 1) + by);
+    };
+    if (!device.roles.length) count("rollout", 1);
+    else if (device.roles.includes("trainer")) count("trainer", -1);
+    else if (Number(form.elements["resources.rollout_gpus"].value) > 1) { count("rollout", -1); count("trainer", 1); }
+    else count("trainer", 1);
+    touched = true;
+    changed();
+  };
+
   const show = (answer) => {
     for (const slot of form.querySelectorAll("[data-error-for]")) slot.textContent = "";
     for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
@@ -101,7 +166,12 @@
     ]));
     const prompts = document.getElementById("check-prompts");
     prompts.hidden = !answer.prompts.length;
-    fillList(prompts.querySelector(".body"), answer.prompts, (prompt) => element("pre", prompt, { class: "prompt" }));
+    prompts.querySelector(".body").replaceChildren(...answer.prompts.flatMap((prompt, index) => [
+      ...(prompt.note && !index ? [element("p", `Shown as messages: ${prompt.note}`, { class: "muted" })] : []),
+      element("pre", prompt.text, { class: "prompt", tabindex: "0", "aria-label": `Prompt ${index + 1}` }),
+      ...(prompt.tokens === null ? [] : [element("p", `${prompt.tokens} tokens, through the model's chat template`, { class: "help" })]),
+    ]));
+    showBefore(answer.before);
     const diff = document.getElementById("check-diff");
     diff.hidden = !form.elements.from;
     const changes = answer.diff.length ? answer.diff : [];

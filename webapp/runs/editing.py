@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
 from webapp.checkpoints.models import Checkpoint
-from webapp.runs import forking, forms, lifecycle, previews, services
+from webapp.runs import forking, forms, lifecycle, prelaunch, previews, services
 from webapp.runs.models import Run, State
 from webapp.runs.problems import Problem, from_pydantic
 from webapp.runs.sample import sample_spec
@@ -98,6 +98,8 @@ def check(request: HttpRequest) -> JsonResponse:
                 answer["prompts"] = previews.prompts(spec)
             except ValueError as error:
                 problems.append(Problem("data.source", f"{spec.data.source}: {error}."))
+        counts = [prompt["tokens"] for prompt in answer["prompts"] if prompt["tokens"] is not None]
+        answer["before"] = prelaunch.before_launch(spec, max(counts, default=None))
         if parent := _parent(request):
             changes = forms.spec_diff(parent.spec, services.pin_rewards(spec).model_dump(mode="json"))
             answer["diff"] = [{"path": path, "before": before, "after": after} for path, before, after in changes]

@@ -9,11 +9,12 @@ from typing import Any
 
 from trainer_core.spec import RunSpec
 from webapp.hosts.models import Device
+from webapp.runs import rendering
 from webapp.runs.checks import local_model
 from webapp.runs.commands import preview
 
 SHOWN = 3
-MAX_CHARACTERS = 600
+MAX_CHARACTERS = 1200
 
 
 def facts(spec: RunSpec) -> list[str]:
@@ -52,11 +53,38 @@ def datasets() -> list[str]:
     return [f"reasoning_gym:{task}" for task in sorted(DATASETS)]
 
 
-def prompts(spec: RunSpec) -> list[str]:
-    """The first prompts as text, with the suffix; empty for a hub dataset, which is only read where the run runs.
+def prompts(spec: RunSpec) -> list[dict[str, Any]]:
+    """The first prompts as the model will read them: `text` and `tokens`, or as messages with `tokens` None and a `note` why.
 
-    Raises ValueError naming the line when a file breaks after its first row.
+    Empty for a hub dataset, which is only read where the run runs. Raises ValueError naming the line when a file breaks after
+    its first row.
     """
+    conversations = [_messages(prompt, spec.data.prompt_suffix) for prompt in _first(spec)]
+    if not conversations:
+        return []
+    folder = local_model(spec.model.path) or _cached_model(spec.model.path)
+    try:
+        if folder is None:
+            raise rendering.NotRendered(f"The tokenizer of {spec.model.path} is not on this machine.")
+        rendered = rendering.render(folder, conversations)
+    except rendering.NotRendered as error:
+        rendered = [{"text": _as_text(one), "tokens": None, "note": str(error)} for one in conversations]
+    return [{**one, "text": _short(one["text"])} for one in rendered]
+
+
+def _cached_model(repo: str) -> Path | None:
+    """The folder of a hub model whose tokenizer the hub's cache on this machine has."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repo, "tokenizer_config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _first(spec: RunSpec) -> list[Any]:
     source = spec.data.source
     if source.startswith("reasoning_gym:"):
         import reasoning_gym
@@ -64,12 +92,10 @@ def prompts(spec: RunSpec) -> list[str]:
         dataset = reasoning_gym.create_dataset(
             source.partition(":")[2], size=min(spec.data.size, SHOWN), seed=spec.data.seed, **spec.data.options
         )
-        found = [dataset[index]["question"] for index in range(len(dataset))]
-    elif Path(source).suffix in (".jsonl", ".csv", ".parquet"):
-        found = _from_file(Path(source).expanduser())
-    else:
-        found = []
-    return [_text(prompt, spec.data.prompt_suffix) for prompt in found]
+        return [dataset[index]["question"] for index in range(len(dataset))]
+    if Path(source).suffix in (".jsonl", ".csv", ".parquet"):
+        return _from_file(Path(source).expanduser())
+    return []
 
 
 def _from_file(path: Path) -> list[Any]:
@@ -93,9 +119,17 @@ def _prompt_of(number: int, line: str) -> Any:
         raise ValueError(f"line {number} is not a JSON object with a prompt") from error
 
 
-def _text(prompt: Any, suffix: str) -> str:
+def _messages(prompt: Any, suffix: str) -> list[dict[str, Any]]:
+    """A prompt as a conversation, as trainer_core/rollout/datasets.py makes it: text is one user message with the suffix."""
     if isinstance(prompt, list):
-        text = "\n".join(f"[{message.get('role')}] {message.get('content')}" for message in prompt)
-    else:
-        text = f"{prompt} {suffix}" if suffix and not suffix[0].isspace() else f"{prompt}{suffix}"
+        return [message if isinstance(message, dict) else {"role": "?", "content": str(message)} for message in prompt]
+    text = f"{prompt} {suffix}" if suffix and not suffix[0].isspace() else f"{prompt}{suffix}"
+    return [{"role": "user", "content": text}]
+
+
+def _as_text(conversation: list[dict[str, Any]]) -> str:
+    return "\n".join(f"[{message.get('role')}] {message.get('content')}" for message in conversation)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"

@@ -178,7 +178,7 @@ def test_the_live_check_previews_a_step_and_prompts(as_ada: Client, post: dict[s
     assert answer["problems"] == []
     assert "64 samples: 8 prompts × 8 rollouts" in answer["facts"][0]
     assert len(answer["prompts"]) == 3
-    assert "multiplication" in answer["prompts"][0]
+    assert "multiplication" in answer["prompts"][0]["text"]
 
 
 def test_the_live_check_survives_a_file_that_breaks_later(as_ada: Client, post: dict[str, str], tmp_path: Any) -> None:

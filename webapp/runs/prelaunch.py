@@ -1,0 +1,214 @@
+"""What the form says before a launch: memory against devices, where the run would go now, and what will wait for what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from django.core.cache import cache
+
+from trainer_core.spec import RunSpec
+from webapp.hosts.offers import Offer, offers
+from webapp.runs import memory
+from webapp.runs.checks import HUB_SECONDS, local_model
+from webapp.runs.models import Run, State
+
+MIB = 1024**2
+PROMPT_GUESS = 512
+"""Tokens of a prompt where none could be counted yet; the context bounds it."""
+TIGHT = 0.9
+"""A device filled beyond this share of its memory may not do: the estimate is good to about a tenth."""
+TITLES = {
+    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state", "activations": "activations",
+    "working": "logits and copies", "cache": "KV cache", "process": "the process itself",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the run would go. `offer` is None when no host takes runs; `now` says that its devices are free."""
+
+    offer: Offer | None
+    now: bool
+    servers: frozenset[int] = frozenset()
+    trainers: frozenset[int] = frozenset()
+
+
+def before_launch(spec: RunSpec, prompt_tokens: int | None) -> dict[str, Any]:
+    """Everything as JSON: `memory` (a table, or `sentence` alone), `hosts` (a picture), `waits` (sentences)."""
+    found = offers()
+    place = _place(spec, found)
+    return {
+        "memory": _memory(spec, place, prompt_tokens),
+        "hosts": [_picture(offer, place) for offer in found],
+        "waits": [_start(place, spec), _pace(spec, place)],
+    }
+
+
+def _place(spec: RunSpec, found: list[Offer]) -> Place:
+    """The first host with room now; else the first that would have room if it were empty."""
+    wanted = spec.resources.rollout_gpus, spec.resources.trainer_gpus
+    taking = [offer for offer in found if offer.takes_runs]
+    for now in (True, False):
+        for offer in taking:
+            placement = offer.fit(offer.free if now else offer.devices, *wanted)
+            if placement is not None:
+                servers = frozenset(device.pk for device in placement.server)
+                return Place(offer, now, servers, frozenset(device.pk for device in placement.trainer) or servers)
+    return Place(None, False)
+
+
+def _picture(offer: Offer, place: Place) -> dict[str, Any]:
+    chosen = place.offer is not None and place.offer.host.pk == offer.host.pk
+    devices = []
+    for device in offer.devices:
+        roles = []
+        if chosen and device.pk in place.servers:
+            roles.append("server")
+        if chosen and device.pk in place.trainers:
+            roles.append("trainer")
+        lease = getattr(device, "lease", None)
+        devices.append({
+            "index": device.index, "name": device.name, "kind": device.kind, "gib": round(device.memory_mib / 1024),
+            "run": None if lease is None else lease.attempt.run.name, "roles": roles,
+        })  # fmt: skip
+    host = offer.host
+    state = (
+        ""
+        if offer.takes_runs
+        else "does not report"
+        if not host.alive
+        else "drained"
+        if host.drained
+        else "no run goes here"
+    )
+    return {"name": host.name, "state": state, "chosen": chosen, "devices": devices}
+
+
+def _start(place: Place, spec: RunSpec) -> str:
+    if place.offer is None:
+        return "No host that takes runs has enough devices, so the run will wait in the queue until one reports."
+    ahead = Run.objects.filter(state=State.QUEUED).count()
+    queue = f", behind {ahead} that wait already" if ahead else ""
+    name = place.offer.host.name
+    if place.offer.is_cpu:
+        what = "the CPU slot"
+    else:
+        servers, trainers = spec.resources.rollout_gpus, spec.resources.trainer_gpus
+        what = f"{servers} GPU{'s' * (servers > 1)} to generate and {trainers} to train"
+    if place.now and not ahead:
+        return f"Starts at once on {name}, with {what}."
+    held = sorted({device.lease.attempt.run.name for device in place.offer.devices if hasattr(device, "lease")})
+    by = f", held by {', '.join(held[:3])}{' and others' if len(held) > 3 else ''}" if held and not place.now else ""
+    return f"Waits for {what} of {name}{by}{queue}."
+
+
+def _pace(spec: RunSpec, place: Place) -> str:
+    """Which side waits for which, as docs/trainer.md has it."""
+    samples, staleness = spec.samples_per_step, spec.rollout.max_staleness
+    ahead = spec.rollout.max_concurrent_rollouts or max(staleness, 1) * samples
+    shared = " Both share the cores, so each slows the other." if place.offer is not None and place.offer.is_cpu else ""
+    if staleness == 0:
+        return f"Each side waits for the other: {samples} samples, one step, new weights, and again (max staleness 0).{shared}"
+    return (
+        f"The trainer waits for {samples} samples a step; generation runs on meanwhile, up to {ahead} rollouts ahead, and "
+        f"waits when samples would become older than {staleness} update{'s' * (staleness > 1)}.{shared}"
+    )
+
+
+def _memory(spec: RunSpec, place: Place, prompt_tokens: int | None) -> dict[str, Any]:
+    config = model_config(spec)
+    if config is None:
+        return {"rows": [], "sentence": "Memory can't be estimated: the model's config.json is not at hand."}
+    shape = memory.shape_of(config)
+    if shape is None:
+        known = ", ".join(memory.ARCHITECTURES)
+        kind = config.get("model_type", "nothing")
+        return {
+            "rows": [],
+            "sentence": f"Memory can't be estimated: the model is a {kind!s:.40}; the trainer knows {known}.",
+        }
+    room = spec.server.max_model_len - spec.rollout.max_completion_length
+    row = memory.largest_row(spec, min(room, prompt_tokens or PROMPT_GUESS))
+    cpu = place.offer is None or place.offer.is_cpu
+    device: memory.Device = "cpu" if cpu else "cuda"
+    need = memory.trainer(spec, shape, row, device)
+    sizes = {} if place.offer is None else {item.pk: item.memory_mib * MIB for item in place.offer.devices}
+    smallest = min((sizes[pk] for pk in place.trainers), default=None)
+    at_server = min((sizes[pk] for pk in place.servers), default=None)
+    if cpu:
+        parts = {name: need.parts | {"process": memory.PROCESS_BYTES["trainer"]} for name in ("Trainer",)}
+        parts["vLLM server"] = memory.server(spec, shape, device).parts | {"process": memory.PROCESS_BYTES["server"]}
+        capacity = {"both": (sum(sum(one.values()) for one in parts.values()), smallest)}
+    else:
+        parts = {"Trainer": need.parts, "vLLM server": memory.server(spec, shape, device, at_server).parts}
+        capacity = {name: (sum(parts[name].values()), size) for name, size in
+                    (("Trainer", smallest), ("vLLM server", at_server))}  # fmt: skip
+    rows = [
+        {
+            "title": title,
+            "bytes": sum(one.values()),
+            "parts": [[TITLES[name], size] for name, size in one.items() if size],
+        }
+        for title, one in parts.items()
+    ]
+    return {"rows": rows, "row_tokens": row.tokens, "sentence": _verdict(capacity, cpu), "tight": _tight(capacity)}
+
+
+def _tight(capacity: dict[str, tuple[int, int | None]]) -> bool:
+    return any(
+        size is not None and needed > TIGHT * size for name, (needed, size) in capacity.items() if name != "vLLM server"
+    )
+
+
+def _verdict(capacity: dict[str, tuple[int, int | None]], cpu: bool) -> str:
+    """One sentence; what is too large names the knobs."""
+    knobs = "a smaller token budget or batch, gradient checkpointing, LoRA, or bfloat16 weights need less"
+    name = "both" if cpu else "Trainer"
+    needed, size = capacity[name]
+    who = "Server and trainer together" if cpu else "The trainer"
+    where = "of the host" if cpu else "of a GPU"
+    if size is None:
+        return f"{who} need{'' if cpu else 's'} about {_gib(needed)}; no host offers a device yet."
+    if needed > size:
+        return f"{who} would need about {_gib(needed)}, but the memory {where} is {_gib(size)}: {knobs}."
+    if needed > TIGHT * size:
+        return f"{who} would fill about {_gib(needed)} of {_gib(size)} {where}, which may not do: {knobs}."
+    return f"{who} need{'' if cpu else 's'} about {_gib(needed)} of {_gib(size)} {where}."
+
+
+def _gib(size: int) -> str:
+    return f"{size / memory.GIB:.1f} GiB"
+
+
+def model_config(spec: RunSpec) -> dict[str, Any] | None:
+    """The model's config.json: from its folder, the hub's cache on this machine, or the hub; None when none has it."""
+    folder = local_model(spec.model.path)
+    try:
+        if folder is not None:
+            return json.loads((folder / "config.json").read_text())
+        key = f"config:{hashlib.sha256(spec.model.path.encode()).hexdigest()}"
+        return cache.get_or_set(key, lambda: _hub_config(spec.model.path), 600)
+    except (OSError, ValueError):
+        return None
+
+
+def _hub_config(repo: str) -> dict[str, Any] | None:
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.utils import build_hf_headers
+
+    cached = try_to_load_from_cache(repo, "config.json")
+    if isinstance(cached, str):
+        with open(cached, encoding="utf-8") as file:
+            return json.load(file)
+    if constants.HF_HUB_OFFLINE:
+        return None
+    url = f"{constants.ENDPOINT}/{repo}/resolve/main/config.json"
+    try:
+        answer = httpx.get(url, headers=build_hf_headers(), timeout=HUB_SECONDS, follow_redirects=True)
+        return answer.json() if answer.is_success else None
+    except httpx.HTTPError:
+        return None
