@@ -37,7 +37,7 @@
 
   const draw = (sequences) => {
     const view = document.createElement("div");
-    view.className = "token-text";
+    view.className = "token-view";
     view.tabIndex = 0;
     view.setAttribute("role", "group");
     view.setAttribute("aria-label", "Tokens; a click on one tells its values");
@@ -70,7 +70,7 @@
   };
   const show = async (group) => {
     const note = group.querySelector(".no-tokens");
-    for (const old of group.querySelectorAll(".token-text")) old.remove();
+    for (const old of group.querySelectorAll(".token-view")) old.remove();
     for (const text of group.querySelectorAll(".rollout-text")) text.hidden = false;
     note.hidden = true;
     if (!select.value) return;
@@ -82,7 +82,7 @@
       facts.textContent = `The tokens can't be shown: ${error.message}.`;
       return;
     }
-    if (!select.value || group.querySelector(".token-text")) return;
+    if (!select.value || group.querySelector(".token-view")) return;
     note.hidden = Object.values(found).some((sequences) => sequences.length);
     for (const card of group.querySelectorAll("[data-rollout]")) {
       const sequences = found[card.dataset.rollout] || [];
@@ -110,9 +110,9 @@
   };
   select.addEventListener("change", update);
   document.addEventListener("click", (event) => {
-    const token = event.target.closest(".token-text .t");
+    const token = event.target.closest(".token-view .t");
     if (!token) return;
-    document.querySelector(".token-text .t.chosen")?.classList.remove("chosen");
+    document.querySelector(".token-view .t.chosen")?.classList.remove("chosen");
     token.classList.add("chosen");
     facts.textContent = token.title;
   });

@@ -12,6 +12,8 @@ from webapp.rollouts.models import StoredRollout
 from webapp.runs.models import Run
 
 RUNS_SHOWN = 50
+MAX_GROUPS = 64
+"""Stored groups that one test may score."""
 
 STARTER = '''import re
 
@@ -79,7 +81,8 @@ class TryForm(forms.Form):
     )
     columns = forms.CharField(required=False, initial="answer: 12")
     run = forms.ModelChoiceField(Run.objects.none(), required=False)
-    step = forms.IntegerField(required=False)
+    step = forms.IntegerField(required=False, label="Step")
+    groups = forms.IntegerField(required=False, min_value=1, max_value=MAX_GROUPS, label="Groups")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from django.db.models import Max
 
 from trainer_core.spec import DataSpec
 from webapp.rollouts.models import StoredRollout
 from webapp.runs.models import Run
 
-GROUPS = 4
-"""Stored groups that one test scores."""
+GROUPS = 8
+"""Stored groups that one test scores when nothing else is asked for."""
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 
 
@@ -28,12 +29,16 @@ class NoSample(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: keyword arguments of the function, and what a person sees of each completion."""
+    """One call: keyword arguments of the function, and what a person sees of each completion.
+
+    `stored_rewards` are what the run gave the completions: by the function called `compared`, or in all where that is empty.
+    """
 
     title: str
     arguments: dict[str, Any]
     texts: list[str]
     stored_rewards: list[float | None]
+    compared: str = ""
 
 
 def pasted(prompt: str, completions: str, columns: str) -> list[Sample]:
@@ -55,31 +60,36 @@ def pasted(prompt: str, completions: str, columns: str) -> list[Sample]:
     return [Sample("Pasted example", arguments, texts, [None] * len(texts))]
 
 
-def stored(run: Run, step: int | None) -> list[Sample]:
-    """Some groups that a run stored, of one step or of its newest. Columns come from the run's dataset."""
-    rollouts = run.rollouts.all()
-    if step is None:
-        step = rollouts.order_by("-step").values_list("step", flat=True).first()
-    if step is None:
+def stored(run: Run, step: int | None, count: int = GROUPS, name: str = "") -> list[Sample]:
+    """`count` groups that a run stored: of one step, or its newest. Columns come from the run's dataset.
+
+    Where the run used a reward function called `name`, its own values are what the new ones are compared with.
+    """
+    rollouts = run.rollouts.filter(row_index__gte=0)  # below are rows of the evaluation dataset
+    if not rollouts.exists():
         raise NoSample(f"{run.name} has stored no rollouts yet.")
-    ids = list(dict.fromkeys(rollouts.filter(step=step).order_by("id").values_list("group_id", flat=True)))[:GROUPS]
+    of_step = rollouts if step is None else rollouts.filter(step=step)
+    groups = of_step.order_by().values_list("group_id").annotate(last=Max("id")).order_by("-last")
+    ids = [group_id for group_id, _ in groups[:count]][::-1]
     if not ids:
         raise NoSample(f"{run.name} has stored no rollouts of step {step}.")
+    members: dict[str, list[StoredRollout]] = {group_id: [] for group_id in ids}
+    for rollout in of_step.filter(group_id__in=ids).defer("text").order_by("id"):
+        members[rollout.group_id].append(rollout)
     data = run.run_spec().data
-    samples = []
-    for group_id in ids:
-        members = list(rollouts.filter(group_id=group_id, step=step).order_by("id"))
-        samples.append(_from_group(members, columns_of(data, members[0].row_index)))
-    return samples
+    return [_from_group(group, columns_of(data, group[0].row_index), name) for group in members.values()]
 
 
-def _from_group(members: list[StoredRollout], columns: dict[str, Any]) -> Sample:
+def _from_group(members: list[StoredRollout], columns: dict[str, Any], name: str) -> Sample:
     completions = [member.data.get("completion") or [] for member in members]
+    scored = [member.data.get("rewards") for member in members]
+    known = bool(name) and all(isinstance(rewards, dict) and name in rewards for rewards in scored)
     return Sample(
         f"Step {members[0].step}, row {members[0].row_index}",
         _arguments(members[0].data.get("prompt"), completions, columns),
         [_text(completion) for completion in completions],
-        [member.reward for member in members],
+        [rewards[name] for rewards in scored] if known else [member.reward for member in members],
+        name if known else "",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer_core.rewards.sandbox import Problem, UserError, function_name, score_once
 from webapp.rewards import samples
+from webapp.rewards.comparison import Comparison
 from webapp.rewards.forms import TryForm
 from webapp.rewards.services import problems_of
 
@@ -46,6 +47,21 @@ class Outcome:
     output: str = ""
     level: str = ""
 
+    compared: str = ""
+    """Whose rewards the run had stored: a function's by this name; in all where it is empty."""
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison.of([[(row.stored, row.value) for row in call.rows] for call in self.calls])
+
+    @property
+    def slowest_s(self) -> float:
+        return max((call.seconds for call in self.calls), default=0.0)
+
+    @property
+    def mean_s(self) -> float:
+        return sum(call.seconds for call in self.calls) / len(self.calls) if self.calls else 0.0
+
     @property
     def has_stored(self) -> bool:
         return any(row.stored is not None for call in self.calls for row in call.rows)
@@ -56,11 +72,11 @@ def run_test(source: str, form: TryForm) -> Outcome:
     if problems := problems_of(source):
         return Outcome(problems=problems)
     try:
-        chosen = _chosen(form.cleaned_data)
+        chosen = _chosen(form.cleaned_data, function_name(source))
     except samples.NoSample as error:
         return Outcome(refusal=str(error))
     result = score_once(source, function_name(source), [sample.arguments for sample in chosen], DEADLINE_S)
-    outcome = Outcome(error=result.error, output=result.output.strip(), level=result.level)
+    outcome = Outcome(error=result.error, output=result.output.strip(), level=result.level, compared=chosen[0].compared)
     for sample, values, seconds in zip(chosen, result.values, result.seconds, strict=False):
         rows = [Row(*row) for row in zip(sample.texts, values, sample.stored_rewards, strict=True)]
         columns = sorted(set(sample.arguments) - {"prompts", "completions", "completion_ids"})
@@ -74,9 +90,9 @@ def run_test(source: str, form: TryForm) -> Outcome:
     return outcome
 
 
-def _chosen(data: dict[str, Any]) -> list[samples.Sample]:
+def _chosen(data: dict[str, Any], name: str) -> list[samples.Sample]:
     if data["on"] == "stored":
         if data["run"] is None:
             raise samples.NoSample("Choose a run whose rollouts are to be scored.")
-        return samples.stored(data["run"], data["step"])
+        return samples.stored(data["run"], data["step"], data["groups"] or samples.GROUPS, name)
     return samples.pasted(data["prompt"], data["completions"], data["columns"])

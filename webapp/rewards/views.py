@@ -110,11 +110,17 @@ def version(request: HttpRequest, name: str, number: int) -> HttpResponse:
 
 
 def _version_page(request: HttpRequest, function: RewardFunction, shown: RewardVersion) -> HttpResponse:
-    former = function.versions.filter(number__lt=shown.number).first()
+    versions = list(function.versions.select_related("created_by"))
+    against = request.GET.get("against")
+    former = next((item for item in versions if str(item.number) == against and item.pk != shown.pk), None)
+    if former is None:
+        former = next((item for item in versions if item.number < shown.number), None)
+    diff = _diff(former, shown) if former else []
+    kinds = [kind for kind, _ in diff]
     user = _user(request)
     context = {
-        "function": function, "shown": shown, "former": former, "diff": _diff(former, shown) if former else [],
-        "versions": function.versions.select_related("created_by"), "usages": services.usages(function),
+        "function": function, "shown": shown, "former": former, "diff": diff,
+        "added": kinds.count("add"), "removed": kinds.count("del"), "versions": versions, "usages": services.usages(function),
         "test_form": TryForm(), "may_change": user.is_superuser or function.owner_id == user.pk,
     }  # fmt: skip
     return render(request, "rewards/detail.html", context)

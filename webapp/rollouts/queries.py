@@ -63,6 +63,11 @@ class Search:
         return rollouts.filter(**{name: value for name, value in bounds.items() if value is not None})
 
 
+def row_title(row_index: int) -> str:
+    """Rows of the evaluation dataset are stored as -1, -2 and so on."""
+    return f"Row {row_index}" if row_index >= 0 else f"Evaluation row {-1 - row_index}"
+
+
 @dataclass
 class Card:
     """A rollout as a list shows it. `found` says whether it is one that was looked for, or only of the same group."""
@@ -90,6 +95,10 @@ class Group:
     @property
     def first(self) -> StoredRollout:
         return self.cards[0].rollout
+
+    @property
+    def title(self) -> str:
+        return row_title(self.row_index)
 
     @property
     def dropped(self) -> str:
@@ -179,6 +188,10 @@ class Prompt:
     last: int
     old: float | None
     new: float | None
+
+    @property
+    def title(self) -> str:
+        return row_title(self.row_index)
 
     @property
     def change(self) -> float | None:
