@@ -81,6 +81,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "ninja",
     "webapp.accounts",
+    "webapp.audit",
     "webapp.hosts",
     "webapp.runs",
     "webapp.rewards",
@@ -88,11 +89,13 @@ INSTALLED_APPS = [
     "webapp.rollouts",
     "webapp.checkpoints",
     "webapp.webhooks",
+    "webapp.sweeps",
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "webapp.middleware.ContentSecurityPolicy",
+    "webapp.audit.origin.KeepOrigin",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -101,6 +104,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "webapp.accounts.middleware.PasswordChangeRequired",
+    "webapp.accounts.routes.RoutePermissions",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 

@@ -11,10 +11,39 @@ from django.db import models
 from django.utils import timezone
 
 
+class Role(models.TextChoices):
+    """What an account may do; permissions.py has the rules."""
+
+    VIEWER = "viewer", "viewer"
+    RUNNER = "runner", "runner"
+    AUTHOR = "author", "author of rewards"
+    RUNNER_AND_AUTHOR = "runner+author", "runner and author"
+    ADMIN = "admin", "admin"
+
+
 class User(AbstractUser):
     """An account. `must_change_password` is set on the first account, whose password was printed in a terminal."""
 
     must_change_password = models.BooleanField(default=False)
+    is_runner = models.BooleanField(default=True, help_text="May make runs, and steer their own.")
+    is_author = models.BooleanField(default=True, help_text="May write reward functions.")
+
+    looks_only = False
+    """Set for one request: it came with an API token that may only read."""
+
+    @property
+    def role(self) -> Role:
+        if self.is_superuser:
+            return Role.ADMIN
+        if self.is_runner:
+            return Role.RUNNER_AND_AUTHOR if self.is_author else Role.RUNNER
+        return Role.AUTHOR if self.is_author else Role.VIEWER
+
+    @role.setter
+    def role(self, role: Role) -> None:
+        self.is_superuser = role == Role.ADMIN
+        self.is_runner = role in (Role.RUNNER, Role.RUNNER_AND_AUTHOR, Role.ADMIN)
+        self.is_author = role in (Role.AUTHOR, Role.RUNNER_AND_AUTHOR, Role.ADMIN)
 
 
 class ApiToken(models.Model):
@@ -27,6 +56,7 @@ class ApiToken(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     last_used_at = models.DateTimeField(null=True)
     expires_at = models.DateTimeField(null=True)
+    reads_only = models.BooleanField(default=False, help_text="May look at everything and change nothing.")
 
     class Meta:
         ordering = ("-created_at",)
@@ -35,12 +65,14 @@ class ApiToken(models.Model):
         return f"{self.name} ({self.prefix}...)"
 
     @classmethod
-    def create(cls, user: User, name: str, lifetime: timedelta | None = None) -> tuple[ApiToken, str]:
+    def create(
+        cls, user: User, name: str, lifetime: timedelta | None = None, *, reads_only: bool = False
+    ) -> tuple[ApiToken, str]:
         """A new token and its text, which can't be read again later."""
         text = f"ob_{secrets.token_urlsafe(32)}"
         expires_at = timezone.now() + lifetime if lifetime else None
         token = cls.objects.create(
-            user=user, name=name, prefix=text[:8], sha256=cls.digest(text), expires_at=expires_at
+            user=user, name=name, prefix=text[:8], sha256=cls.digest(text), expires_at=expires_at, reads_only=reads_only
         )
         return token, text
 

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from webapp.accounts import attempts
 from webapp.accounts.forms import TokenForm
 from webapp.accounts.models import ApiToken, User
+from webapp.audit import log
 
 TOO_MANY = "Too many failed sign-ins with this name from your address; wait five minutes and try again."
 
@@ -43,9 +44,11 @@ def login(request: HttpRequest) -> HttpResponse:
         elif form.is_valid():
             attempts.succeeded(request, username)
             auth.login(request, form.get_user())
+            log.record(form.get_user(), "account.signed_in", "Signed in.", form.get_user(), name=username)
             return redirect(_next_page(request))
         else:
             attempts.failed(request, username)
+            log.record(None, "account.sign_in_failed", f"A sign-in as {username!r:.160} failed.", name=username)
             problem = "This name and password do not match an account."
     context = {"form": form, "problem": problem, "next": request.POST.get("next") or request.GET.get("next", "")}
     return render(request, "accounts/login.html", context, status=429 if problem == TOO_MANY else 200)
@@ -79,6 +82,7 @@ def password(request: HttpRequest) -> HttpResponse:
             user.must_change_password = False
             form.save()
             auth.update_session_auth_hash(request, user)
+            log.record(user, "account.password_changed", "Chose a new password.", user, name=user.username)
             messages.success(request, "Your password is changed.")
             return redirect("runs:list")
     return render(request, "accounts/password.html", {"form": form})
@@ -89,7 +93,11 @@ def create_token(request: HttpRequest) -> HttpResponse:
     form = TokenForm(request.POST)
     if not form.is_valid():
         return _account_page(request, form, status=400)
-    _, text = ApiToken.create(_signed_in(request), form.cleaned_data["name"], form.lifetime)
+    user, reads_only = _signed_in(request), form.cleaned_data["scope"] == "read"
+    token, text = ApiToken.create(user, form.cleaned_data["name"], form.lifetime, reads_only=reads_only)
+    ends = f"{token.expires_at:%Y-%m-%d}" if token.expires_at else "never"
+    what = "may only read" if reads_only else f"may do what {user.username} may"
+    log.record(user, "token.created", f"{token.prefix}… {what}; it ends {ends}.", token)
     response = _account_page(request, TokenForm(), new_token=text)
     response.headers["Cache-Control"] = "no-store"
     return response
@@ -98,6 +106,7 @@ def create_token(request: HttpRequest) -> HttpResponse:
 @require_POST
 def revoke_token(request: HttpRequest, token_id: int) -> HttpResponse:
     token = get_object_or_404(_signed_in(request).api_tokens, pk=token_id)
+    log.record(request.user, "token.revoked", f"{token.prefix}… no longer works.", token)
     token.delete()
     messages.success(request, f"The token {token.name} no longer works.")
     return redirect("accounts:account")

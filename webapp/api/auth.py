@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest
 from ninja.security import HttpBearer, SessionAuth
 
 from webapp.accounts.models import ApiToken, User
+from webapp.accounts.permissions import Action, require
+from webapp.accounts.routes import api_rule, demand
+from webapp.audit import origin
 from webapp.runs.models import Run
-from webapp.runs.services import may_change
 
 
 class Token(HttpBearer):
@@ -21,10 +22,29 @@ class Token(HttpBearer):
         if found is None:
             return None
         request.user = found.user
+        found.user.looks_only = found.reads_only
+        origin.through_token(found.name)
+        _demand(request)
         return found.user
 
 
-AUTH = [Token(), SessionAuth()]
+class Session(SessionAuth):
+    """A browser that is signed in."""
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> User | None:
+        user = super().authenticate(request, key)
+        if user is not None:
+            _demand(request)
+        return user
+
+
+def _demand(request: HttpRequest) -> None:
+    """Raises Denied unless accounts/routes.py lets this account use this operation."""
+    assert request.resolver_match is not None
+    demand(request, api_rule(request.resolver_match.route))
+
+
+AUTH = [Token(), Session()]
 """A token is looked at first, so that a request which carries one needs no CSRF token."""
 
 
@@ -43,8 +63,7 @@ def get_run(run_id: UUID) -> Run:
 
 
 def get_own_run(request: HttpRequest, run_id: UUID) -> Run:
-    """A run that the account may change. Raises Http404, or PermissionDenied with a sentence."""
+    """A run that the account may change. Raises Http404, or Denied with a sentence."""
     run = get_run(run_id)
-    if not may_change(user_of(request), run):
-        raise PermissionDenied(f"The run belongs to {run.owner.username}; only its owner or an admin may change it.")
+    require(user_of(request), Action.RUN, run)
     return run

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
 
 from trainer_core.rewards import BUILTINS
 from trainer_core.rewards.sandbox import Problem as SourceProblem
 from trainer_core.rewards.sandbox import function_name, score_once
+from webapp.accounts.permissions import Action, require
 from webapp.api.auth import get_run, user_of
 from webapp.api.errors import Invalid
 from webapp.api.schemas import (
@@ -91,10 +91,7 @@ def create(request: HttpRequest, body: RewardIn) -> Status[Any]:
 def create_version(request: HttpRequest, name: str, body: VersionIn) -> Status[Any]:
     """Store a further version; runs that name an older one keep it. The same source again gives the newest version back."""
     function, user = get_function(name), user_of(request)
-    if not (user.is_superuser or function.owner_id == user.pk):
-        raise PermissionDenied(
-            f"{name} belongs to {function.owner.username}; only its owner or an admin may change it."
-        )
+    require(user, Action.REWARD, function)
     try:
         return Status(201, services.add_version(function, body.source, body.note, user))
     except services.Invalid as error:

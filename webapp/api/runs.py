@@ -23,6 +23,7 @@ from webapp.api.schemas import (
     LogFile,
     LogPiece,
     Problems,
+    RangeIn,
     ResumeIn,
     RolloutOut,
     RunIn,
@@ -40,6 +41,9 @@ from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import Run
 from webapp.runs.problems import Problem, from_pydantic
 from webapp.runs.queries import RunFilter, list_runs
+from webapp.sweeps import services as sweep_services
+from webapp.sweeps.models import Trial
+from webapp.sweeps.services import Plan
 
 router = Router(tags=["runs"])
 ERRORS = {401: Detail, 403: Detail, 404: Detail, 409: Detail, 422: Problems}
@@ -134,24 +138,25 @@ def sweep(request: HttpRequest, run_id: UUID, body: SweepIn) -> Status[Any]:
     """Runs with this run's settings, varied along axes. All are checked first; nothing is made when one could not start."""
     parent = get_run(run_id)
     try:
-        places = sweeps.points(body.axes, body.count, body.seed)
+        axes = {
+            path: sweeps.Range(**axis.dict(), whole=sweeps.is_whole(path)) if isinstance(axis, RangeIn) else axis
+            for path, axis in body.axes.items()
+        }
     except ValueError as error:
         raise Invalid(f"{str(error)[0].upper()}{str(error)[1:]}.") from error
-    made, problems = sweeps.specs(parent.run_spec(), places)
-    if problems:
+    plan = Plan(axes, body.count, body.seed, body.name, body.metric, body.goal)
+    made, places, problems = sweep_services.combine(parent.run_spec(), plan)
+    if problems := problems or sweep_services.check(made):
         raise Invalid.of(problems)
-    for spec in made:
-        check(spec)
-    runs = [services.create_run(spec, user_of(request), parent=parent) for spec in made]
-    for run in runs if body.launch else ():
-        lifecycle.launch(run, user_of(request))
-    return Status(201, [as_out(request, run) for run in runs])
+    found = sweep_services.create(parent, plan, made, places, user_of(request), launch=body.launch)
+    trials = found.trials.select_related("run__owner", "run__parent")
+    return Status(201, [as_out(request, trial.run) for trial in trials])
 
 
 @router.delete("/runs/{uuid:run_id}", response={204: None, **ERRORS})
 def delete(request: HttpRequest, run_id: UUID) -> Status[None]:
     """Delete a run with its checkpoints, rollouts and logs. 409 while it is live."""
-    services.delete_run(get_own_run(request, run_id))
+    services.delete_run(get_own_run(request, run_id), user_of(request))
     return Status(204, None)
 
 
@@ -281,6 +286,7 @@ def as_out(request: HttpRequest, run: Run) -> dict[str, Any]:
     """A run for RunOut."""
     return {
         **as_row(run, run.spec.get("model", {}).get("path", "")), "parent": run.parent_id,
+        "sweep": Trial.objects.filter(run=run).values_list("sweep_id", flat=True).first(),
         "forked_step": run.forked_step, "live": run.is_live,
         "desired": run.desired, "spec": run.spec, "diagnosis": diagnosis_of(run),
         "attempts": list(run.attempts.select_related("host").order_by("number")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from ninja import Field, Path, Schema
@@ -74,17 +74,62 @@ class ForkIn(SpecIn):
     launch: bool = Field(False, description="Queue it at once; otherwise it stays a draft.")
 
 
+class RangeIn(Strict):
+    """Numbers from `low` to `high`. A grid needs `points`; without them values are drawn, which `count` says how often."""
+
+    low: float = Field(allow_inf_nan=False)
+    high: float = Field(allow_inf_nan=False)
+    log: bool = Field(False, description="Even on a log scale.")
+    points: int | None = Field(None, ge=2, le=200)
+
+
 class SweepIn(Strict):
     """Many runs from one: every combination of the axes' values, or `count` of them by chance."""
 
-    axes: dict[str, list[Any]] = Field(
-        description="Values by the dotted path of a setting, such as training.learning_rate.",
+    axes: dict[str, list[Any] | RangeIn] = Field(
+        description="Values, or a range, by the dotted path of a setting, such as training.learning_rate or rewards.0.weight.",
         min_length=1,
         max_length=8,
     )
     count: int | None = Field(None, ge=1, le=200, description="Take this many combinations by chance; empty: all.")
     seed: int = Field(0, ge=0, le=2**31, description="Of that choice.")
     launch: bool = Field(False, description="Queue them at once; they run as devices become free.")
+    name: str = Field("", max_length=120, description="Of the sweep; empty: made from the run's and the axes'.")
+    metric: str = Field("reward", min_length=1, max_length=250, description="What the runs are compared by.")
+    goal: Literal["max", "min"] = "max"
+
+
+class TrialOut(Schema):
+    """One run of a sweep. `final` is the newest value of the sweep's metric, `best` the best of all steps."""
+
+    number: int
+    run: UUID
+    state: str
+    place: dict[str, Any] = Field(description="Its values by the path of the setting.")
+    final: float | None
+    best: float | None
+
+
+class SweepRow(Schema):
+    id: UUID
+    name: str
+    owner: str
+    base: UUID | None
+    method: str = Field(description="'grid' or 'random'.")
+    axes: dict[str, Any]
+    metric: str
+    goal: str
+    created_at: datetime
+    states: dict[str, int] = Field(description="Runs in each state.")
+    url: str = Field(description="Its page.")
+
+
+class SweepOut(SweepRow):
+    trials: list[TrialOut]
+
+
+class Stopped(Schema):
+    stopped: int = Field(description="Runs that were asked to end.")
 
 
 class RunRow(Schema):
@@ -143,6 +188,7 @@ class DiagnosisOut(Schema):
 
 class RunOut(RunRow):
     parent: UUID | None
+    sweep: UUID | None = Field(description="The sweep that it is a run of.")
     forked_step: int | None = Field(description="Step of the parent's checkpoint whose weights this run begins with.")
     desired: str
     live: bool
@@ -338,6 +384,20 @@ class HostOut(Schema):
 class MeOut(Schema):
     username: str
     admin: bool
+
+
+class AuditEntryOut(Schema):
+    """Something that somebody did. `actor_name` is empty when nobody was signed in."""
+
+    id: int
+    at: datetime
+    actor_name: str
+    action: str
+    target: str
+    target_id: str
+    text: str
+    address: str
+    via: str = Field(description="Name of the API token; empty for a browser.")
 
 
 class HealthOut(Schema):

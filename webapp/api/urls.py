@@ -13,7 +13,7 @@ from ninja import NinjaAPI
 from ninja.openapi.docs import DocsBase
 from ninja.renderers import BaseRenderer
 
-from webapp.api import checkpoints, metrics, rewards, runs, studio
+from webapp.api import audit, checkpoints, metrics, rewards, runs, studio, sweeps
 from webapp.api.auth import AUTH
 from webapp.api.errors import add_handlers
 
@@ -41,7 +41,7 @@ api = NinjaAPI(
     description="Everything the pages can do. Send `Authorization: Bearer <token>`; tokens are made on the account page.",
 )  # fmt: skip
 add_handlers(api)
-for module in (runs, metrics, checkpoints, rewards, studio):
+for module in (runs, metrics, checkpoints, rewards, studio, audit, sweeps):
     api.add_router("", module.router)
 
 urlpatterns, app_name, _ = api.urls

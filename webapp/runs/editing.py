@@ -7,7 +7,6 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.text import slugify
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
+from webapp.accounts.permissions import Action, require
 from webapp.checkpoints.models import Checkpoint
 from webapp.runs import forking, forms, lifecycle, prelaunch, previews, services
 from webapp.runs.models import Run, State
@@ -52,8 +52,7 @@ def _fork(request: HttpRequest, parent: Run | None) -> Checkpoint | None:
 
 def _get_draft(request: HttpRequest, run_id: UUID) -> Run:
     run = get_object_or_404(Run, pk=run_id)
-    if not services.may_change(_user(request), run):
-        raise PermissionDenied
+    require(_user(request), Action.RUN, run)
     return run
 
 

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from webapp.accounts.models import User
+from webapp.audit import log
 from webapp.celery import app
 from webapp.checkpoints.models import Checkpoint
 from webapp.runs.models import ENDED, Attempt, Desired, Event, Run, State
@@ -25,7 +26,9 @@ def record(
     run: Run, name: str, text: str, *, attempt: Attempt | None = None, actor: User | None = None,
     level: str = Event.Level.INFO, step: int | None = None, **data: Any,
 ) -> Event:  # fmt: skip
-    """Write an event of this moment."""
+    """Write an event of this moment; what a person did goes into the audit log too."""
+    if actor is not None:
+        log.record(actor, f"run.{name.removeprefix('state:')}", text, run)
     return Event.objects.create(
         run=run, attempt=attempt, actor=actor, created_at=timezone.now(), level=level, name=name, text=text, step=step,
         data=data,

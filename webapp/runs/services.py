@@ -10,6 +10,8 @@ from django.db import transaction
 from trainer_core.rewards import BUILTINS
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
+from webapp.accounts.permissions import Action, can
+from webapp.audit import log
 from webapp.checkpoints.models import Checkpoint
 from webapp.hosts.models import Lease, PortLease
 from webapp.rewards.models import RewardFunction
@@ -62,8 +64,8 @@ def update_draft(run: Run, spec: RunSpec, actor: User) -> bool:
 
 
 def may_change(user: User, run: Run) -> bool:
-    """Whether this account may steer and delete the run: its owner, or an admin."""
-    return user.is_superuser or run.owner_id == user.pk
+    """Whether this account may steer and delete the run: a runner who owns it, or an admin."""
+    return can(user, Action.RUN, run)
 
 
 def set_archived(run: Run, actor: User, archived: bool) -> None:
@@ -76,13 +78,14 @@ def set_archived(run: Run, actor: User, archived: bool) -> None:
     run.refresh_from_db()
 
 
-def delete_run(run: Run) -> None:
+def delete_run(run: Run, actor: User) -> None:
     """Delete a run with everything it wrote. Raises Refused while it is live, or while devices are still held for it."""
     with transaction.atomic():
         locked = Run.objects.select_for_update().get(pk=run.pk)
         if locked.is_live or Lease.objects.filter(attempt__run=locked).exists():
             raise Refused("The run is live or still holds devices; stop it first.")
         folder = locked.folder
+        log.record(actor, "run.deleted", f"Deleted by {actor.username}, with checkpoints, curves and logs.", locked)
         PortLease.objects.filter(attempt__run=locked).delete()
         locked.delete()
         transaction.on_commit(lambda: shutil.rmtree(folder, ignore_errors=True))

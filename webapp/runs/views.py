@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -16,6 +15,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from webapp.accounts.models import User
+from webapp.accounts.permissions import Action, require
 from webapp.checkpoints import files
 from webapp.fragments import unless_seen
 from webapp.metrics.overview import CHARTS
@@ -37,7 +37,7 @@ BULK: dict[str, Callable[[Run, User], None]] = {
     "stop": lambda run, user: lifecycle.stop(run, user, save=True),
     "archive": lambda run, user: services.set_archived(run, user, True),
     "unarchive": lambda run, user: services.set_archived(run, user, False),
-    "delete": lambda run, user: services.delete_run(run),
+    "delete": services.delete_run,
 }
 BULK_DONE = {"stop": "Asked to stop", "archive": "Archived", "unarchive": "Put back", "delete": "Deleted"}
 
@@ -53,8 +53,7 @@ def _get_run(run_id: UUID) -> Run:
 
 def _get_own_run(request: HttpRequest, run_id: UUID) -> Run:
     run = _get_run(run_id)
-    if not services.may_change(_user(request), run):
-        raise PermissionDenied
+    require(_user(request), Action.RUN, run)
     return run
 
 
@@ -242,7 +241,7 @@ def delete(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_own_run(request, run_id)
     name = run.name
     try:
-        services.delete_run(run)
+        services.delete_run(run, _user(request))
     except lifecycle.Refused as refusal:
         messages.error(request, str(refusal))
         return redirect("runs:detail", run.pk)

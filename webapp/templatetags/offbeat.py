@@ -10,9 +10,17 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from webapp.accounts.permissions import Action, can
+
 register = template.Library()
 
 NOTHING = "–"
+
+
+@register.filter
+def may(user: Any, action: str) -> bool:
+    """Whether an account may do this at all: `user|may:"run"`."""
+    return can(user, Action(action))
 
 
 @register.simple_tag

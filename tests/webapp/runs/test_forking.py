@@ -40,7 +40,7 @@ def test_a_fork_has_its_own_copy_of_the_weights_and_nothing_of_the_optimizer(ada
     assert names == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
     copied = (fork.starting_weights / "adapter_model.safetensors").read_bytes()
     shutil.rmtree(checkpoint.folder)
-    services.delete_run(checkpoint.run)
+    services.delete_run(checkpoint.run, checkpoint.run.owner)
     assert (fork.starting_weights / "adapter_model.safetensors").read_bytes() == copied
 
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from webapp.accounts.models import ApiToken, User
+from webapp.audit import log
 
 
 class Command(BaseCommand):
@@ -22,5 +23,6 @@ class Command(BaseCommand):
             raise CommandError(f"No account {options['username']!r}; there are: {names}.")
         days = options["days"]
         lifetime = timedelta(days=int(days)) if days else None
-        _, text = ApiToken.create(user, str(options["name"]), lifetime)
+        token, text = ApiToken.create(user, str(options["name"]), lifetime)
+        log.record(None, "token.created", f"{token.prefix}… of {user.username}, made on the command line.", token)
         self.stdout.write(text)
