@@ -14,7 +14,6 @@ from playwright.sync_api import Browser, Page, expect
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.scripts.conftest import RunningStudio
-from tests.webapp.browser.conftest import chromium  # noqa: F401  a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.browser, pytest.mark.timeout(1500)]
 
@@ -100,7 +99,7 @@ def state_is(page: Page, state: str, timeout: int) -> None:
     expect(page.locator("[data-testid=state]").first).to_have_text(state, timeout=timeout)
 
 
-def test_a_first_own_run(studio: RunningStudio, chromium: Browser, tiny_model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_first_own_run(studio: RunningStudio, chromium: Browser, tiny_model: Path, tmp_path: Path) -> None:
     studio.wait_ready()
     context = chromium.new_context(viewport={"width": 1400, "height": 900})
     page = context.new_page()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 60.0
@@ -84,18 +83,6 @@ def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
         if server.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(f"the web server did not answer within {START_S:.0f} s:\n{log.read_text()[-3000:]}")
         time.sleep(0.2)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        message = "there is no Chromium on this machine; install Debian's package 'chromium' to run the browser tests"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @dataclass
