@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from django.db.models import Q
+from django.db.models import Q, Subquery
 
 from trainer_core.metrics import STAGES, describe
 from webapp.metrics import reading
@@ -118,14 +118,17 @@ def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str
     new_cursor = cursor_of(run)
     answer: dict[str, Any] = {
         "run": str(run.pk), "state": run.state, "live": run.is_live, "cursor": new_cursor, "axis": axis, "series": [],
-        "events": [], "reset": int(new_cursor.split(".")[0]) != number,
+        "events": [], "reset": _parse_cursor(new_cursor)[0] != number,
     }  # fmt: skip
     if answer["reset"] or new_cursor == cursor:
         return answer
     scale = Scale(axis, reading.parts(run) if axis == "tokens" else [])
-    answer["events"] = _events(run, scale, after=event_id)
+    if _parse_cursor(new_cursor)[2] != event_id:
+        answer["events"] = _events(run, scale, after=event_id)
     fresh = Series.objects.filter(run=run, attempt__number=number, name__in=metrics, last_offset__gte=offset)
     for series in fresh:
+        if series.dropped_points:
+            return {**answer, "series": [], "reset": True}
         rows = newest(as_rows(reading.points_of(series, offset)))
         trace = reading.Trace(series.name, None, rows)
         if len(rows) > MAX_BUCKETS:  # so much is new that a fresh chart is smaller
@@ -136,9 +139,11 @@ def delta(run: Run, metrics: Sequence[str], axis: Axis, cursor: str) -> dict[str
 
 def cursor_of(run: Run) -> str:
     """Where the run's reports stand: number of its newest attempt, stored bytes of its spool, id of its newest event."""
-    newest = run.attempts.order_by("-number").values_list("number", "spool_offset").first() or (0, 0)
-    event = run.events.order_by("-id").values_list("pk", flat=True).first() or 0
-    return f"{newest[0]}.{newest[1]}.{event}"
+    event = run.events.order_by("-id").values("pk")[:1]
+    newest = run.attempts.order_by("-number").values_list("number", "spool_offset", Subquery(event)).first()
+    if newest is None:
+        return f"0.0.{run.events.order_by('-id').values_list('pk', flat=True).first() or 0}"
+    return ".".join(str(part or 0) for part in newest)
 
 
 def catalog(run: Run) -> list[dict[str, Any]]:
@@ -146,9 +151,10 @@ def catalog(run: Run) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     found = run.series.filter(points__gt=0).order_by("attempt__number").defer("tail")
     for series in found:
-        earlier = rows[series.name]["points"] if series.name in rows else 0
+        earlier = rows.get(series.name, {"points": 0, "dropped_points": 0})
         rows[series.name] = {
-            "name": series.name, "points": earlier + series.points, "last_step": series.last_step,
+            "name": series.name, "points": earlier["points"] + series.points,
+            "dropped_points": earlier["dropped_points"] + series.dropped_points, "last_step": series.last_step,
             "last_value": series.last_value, "last_kind": PointKind(series.last_kind).label, **describe_metric(series.name),
         }  # fmt: skip
     return sorted(rows.values(), key=lambda row: (_stage_order(row["stage"]), row["name"]))

@@ -19,7 +19,8 @@ from webapp.metrics.models import Series
 from webapp.runs.models import Run
 
 Format = Literal["csv", "jsonl", "parquet"]
-COLUMNS = ("metric", "attempt", "step", "time", "value", "superseded")
+COLUMNS = ("metric", "attempt", "step", "time", "value", "superseded", "points")
+"""`points` is 1, or how many points the value is the mean of, where retention has dropped them."""
 
 _TYPES = {
     "csv": "text/csv; charset=utf-8",
@@ -27,8 +28,8 @@ _TYPES = {
     "parquet": "application/vnd.apache.parquet",
 }
 
-Piece = tuple[Series, np.ndarray, np.ndarray]
-"""A series, some of its points, and for each whether a newer attempt superseded it."""
+Piece = tuple[Series, np.ndarray, np.ndarray, np.ndarray]
+"""A series, some of its points, for each whether a newer attempt superseded it, and how many points it stands for."""
 
 
 def series_of(run: Run, metrics: Sequence[str]) -> list[Series]:
@@ -50,8 +51,8 @@ def response(run: Run, series: Sequence[Series], format_: Format) -> StreamingHt
 def _pieces(series: Sequence[Series], ends: dict[UUID, int | None]) -> Iterator[Piece]:
     for item in series:
         end = ends.get(item.attempt_id)
-        for points in reading.stream_points(item):
-            yield item, points, np.zeros(len(points), bool) if end is None else points["step"] >= end
+        for points, counts in reading.stream(item):
+            yield item, points, np.zeros(len(points), bool) if end is None else points["step"] >= end, counts
 
 
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -63,26 +64,30 @@ async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 def _csv(pieces: Iterator[Piece]) -> Iterator[bytes]:
     yield (",".join(COLUMNS) + "\n").encode()
-    for series, points, superseded in pieces:
+    for series, points, superseded, counts in pieces:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows(
-            (series.name, series.attempt.number, step, time, value, int(old))
-            for (step, time, value, _), old in zip(points.tolist(), superseded.tolist(), strict=True)
+            (series.name, series.attempt.number, step, time, value, int(old), count)
+            for (step, time, value, _), old, count in zip(
+                points.tolist(), superseded.tolist(), counts.tolist(), strict=True
+            )
         )
         yield text.getvalue().encode()
 
 
 def _jsonl(pieces: Iterator[Piece]) -> Iterator[bytes]:
-    for series, points, superseded in pieces:
+    for series, points, superseded, counts in pieces:
         yield b"".join(
             orjson.dumps(
                 {
                     "metric": series.name, "attempt": series.attempt.number, "step": step, "time": time,
-                    "value": encode_number(value), "superseded": old,
+                    "value": encode_number(value), "superseded": old, "points": count,
                 }
             ) + b"\n"
-            for (step, time, value, _), old in zip(points.tolist(), superseded.tolist(), strict=True)
+            for (step, time, value, _), old, count in zip(
+                points.tolist(), superseded.tolist(), counts.tolist(), strict=True
+            )
         )  # fmt: skip
 
 
@@ -90,16 +95,16 @@ def _parquet(pieces: Iterator[Piece]) -> Iterator[bytes]:
     import pyarrow as pa  # half a second, and only exports need it
     import pyarrow.parquet as pq
 
-    types = (pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.float64(), pa.bool_())
+    types = (pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.float64(), pa.bool_(), pa.int64())
     schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
     sink = io.BytesIO()
     with pq.ParquetWriter(_Drained(sink), schema, compression="zstd") as writer:
-        for series, points, superseded in pieces:
+        for series, points, superseded, counts in pieces:
             size = len(points)
             columns = [
                 pa.array([series.name] * size), pa.array(np.full(size, series.attempt.number, "<i4")),
                 pa.array(np.ascontiguousarray(points["step"])), pa.array(np.ascontiguousarray(points["time"])),
-                pa.array(np.ascontiguousarray(points["value"])), pa.array(superseded),
+                pa.array(np.ascontiguousarray(points["value"])), pa.array(superseded), pa.array(counts),
             ]  # fmt: skip
             writer.write_table(pa.table(columns, schema=schema))
             yield _take(sink)

@@ -57,6 +57,7 @@ class Parsed:
     trained: list[dict[str, Any]] = field(default_factory=list)
     problems: list[tuple[int, str]] = field(default_factory=list)
     shapes: dict[tuple[str, ...], _Shape] = field(default_factory=dict)
+    last_shape: _Shape | None = None
 
 
 def parse(chunk: bytes, offset: int) -> Parsed:
@@ -141,13 +142,18 @@ def _read_metrics(record: dict[str, Any], at: int, parsed: Parsed) -> None:
     parsed.times.append(float(record["t"]))
     parsed.offsets.append(at)
     names = tuple(values)
-    if names not in parsed.shapes or _FLOAT.union(map(type, values.values())) != _FLOAT:
+    shape = parsed.last_shape
+    if shape is None or names != shape.names:  # hashing the names of each line would cost as much as all the rest
+        shape = parsed.shapes.get(names)
+    if shape is None or _FLOAT.union(map(type, values.values())) != _FLOAT:
         values = _checked(values, at, parsed)
         names = tuple(values)
-    if names:
+        if not names:
+            return
         shape = parsed.shapes.setdefault(names, _Shape(names))
-        shape.lines.append(line)
-        shape.rows.append(tuple(values.values()))
+    parsed.last_shape = shape
+    shape.lines.append(line)
+    shape.rows.append(tuple(values.values()))
 
 
 def _checked(values: dict[str, Any], at: int, parsed: Parsed) -> dict[str, float]:

@@ -7,6 +7,7 @@ step of seventy metrics thus costs seventy small updates, and a chart reads some
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 
 
@@ -37,6 +38,9 @@ class Series(models.Model):
     blocks_written = models.PositiveIntegerField(default=0)
     sealed_max_step = models.BigIntegerField(null=True, help_text="Largest step in the blocks.")
     late_points = models.PositiveBigIntegerField(default=0, help_text="Points in blocks that were late: see Block.")
+    dropped_points = models.PositiveBigIntegerField(
+        default=0, help_text="Points of which only rollups are left: see retention.py."
+    )
     tail = models.BinaryField(default=b"", help_text="Points not yet in a block, as layout.encode makes them.")
 
     class Meta:
@@ -63,7 +67,7 @@ class Block(models.Model):
     last_offset = models.BigIntegerField()
     late = models.PositiveIntegerField()
     rollup = models.BinaryField(help_text="A layout.STORED_ROW for each layout.FAN steps that are not late.")
-    data = models.BinaryField()
+    data = models.BinaryField(help_text="Empty when retention has dropped the points; the rollup stays.")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=("series", "number"), name="one_block_per_number")]
@@ -87,3 +91,18 @@ class Pack(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=("series", "level", "number"), name="one_pack_per_number")]
         indexes = [models.Index(fields=("series",), condition=models.Q(full=False), name="open_packs")]
+
+
+class Retention(models.Model):
+    """What may be dropped, in one row that an admin makes; without it nothing is. NULL keeps for ever."""
+
+    superseded_days = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="Days after a run's end until points that a newer attempt superseded are dropped.",
+    )
+    ended_days = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Days after a run's end until all its single points are dropped."
+    )
+    changed_at = models.DateTimeField(auto_now=True)
+    changed_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from django.db.models import Min, Q
 
-from webapp.metrics.layout import ROW, decode, newest
+from webapp.metrics.layout import POINT, ROW, STORED_ROW, decode, newest
 from webapp.metrics.models import Block, Series
 from webapp.metrics.zoom import read_rows, sealed
 from webapp.runs.models import Attempt, Run
@@ -95,13 +95,39 @@ def points_of(series: Series, after_offset: int) -> np.ndarray:
     return points[points["offset"] >= after_offset]
 
 
-def stream_points(series: Series, blocks_a_query: int = 64) -> Iterator[np.ndarray]:
-    """All points in the order they were written, in pieces: memory does not grow with the series."""
+def stream(series: Series, blocks_a_query: int = 64) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All points in the order they were written, in pieces: memory does not grow with the series. And how many each stands for.
+
+    That is 1, or more for the mean of a rollup row, where retention has dropped the points themselves.
+    """
     for start in range(0, series.blocks_written, blocks_a_query):
         window = sealed(series).filter(number__gte=start, number__lt=start + blocks_a_query)
-        yield np.concatenate([decode(data) for data in window.values_list("data", flat=True)])
+        columns = ("data", "rollup", "last_offset") if series.dropped_points else ("data",)
+        pieces = [_block_points(*block) for block in window.values_list(*columns)]
+        yield np.concatenate([points for points, _ in pieces]), np.concatenate([counts for _, counts in pieces])
     if series.tail:
-        yield decode(series.tail)
+        tail = decode(series.tail)
+        yield tail, np.ones(len(tail), "<i8")
+
+
+def _block_points(data: bytes, rollup: bytes = b"", last_offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    if data or not rollup:
+        points = decode(data)
+        return points, np.ones(len(points), "<i8")
+    rows = np.frombuffer(bytes(rollup), STORED_ROW)
+    points = np.empty(len(rows), POINT)
+    points["step"], points["time"], points["value"], points["offset"] = (
+        rows["step"],
+        rows["time"],
+        rows["mean"],
+        last_offset,
+    )
+    return points, rows["count"].astype("<i8")
+
+
+def stream_points(series: Series) -> Iterator[np.ndarray]:
+    """The points of `stream` alone."""
+    return (points for points, _ in stream(series))
 
 
 def recent(run: Run, metrics: Sequence[str], count: int) -> dict[str, np.ndarray]:

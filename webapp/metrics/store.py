@@ -6,24 +6,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from django.db import connection, transaction
+from django.db import transaction
+from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
 from trainer_core.spool import encode_number
 from webapp.checkpoints.models import Checkpoint
-from webapp.metrics.appending import Appended, append, pack_columns, roll_up
-from webapp.metrics.layout import POINT, STORED_ROW
-from webapp.metrics.lines import Column, Parsed, parse
-from webapp.metrics.models import Block, Pack, Series
+from webapp.metrics import points
+from webapp.metrics.lines import Parsed, parse
 from webapp.runs.models import Attempt, Event, Run
-
-_IDS_A_QUERY = 500
-_ROWS_A_QUERY = 50
 
 SUMMARY = {
     "reward": "reward",
@@ -61,7 +56,7 @@ def ship_spool(attempt: Attempt, offset: int, chunk: bytes) -> int:
         parsed.problems.append((line["at"], f"a {line['kind']} line belongs in rollouts.jsonl"))
     with transaction.atomic():
         new_offset = advance(attempt, "spool_offset", offset, parsed.consumed)
-        last_reward = _write_points(attempt, parsed)
+        last_reward = points.save(attempt, parsed)
         _write_summary(attempt, parsed)
         write_events(attempt, parsed)
         _write_checkpoints(attempt, parsed, last_reward)
@@ -104,90 +99,18 @@ def at_time(unix_seconds: float) -> datetime:
     return datetime.fromtimestamp(unix_seconds, UTC)
 
 
-def _write_points(attempt: Attempt, parsed: Parsed) -> list[tuple[int, float]]:
-    """Append points to their series. Returns (offset, reward) of the rewards known, the one before this piece first."""
-    if not parsed.columns:
-        return _known_reward(attempt)
-    lines = np.zeros(len(parsed.steps), POINT)
-    lines["step"], lines["time"], lines["offset"] = parsed.steps, parsed.times, parsed.offsets
-    series_of = _series(attempt, list(parsed.columns))
-    rewards = _known_reward(attempt)
-    updates: list[tuple[Any, ...]] = []
-    sealed: list[tuple[Series, int, Appended]] = []
-    for name, column in parsed.columns.items():
-        points = _points(lines, column)
-        if name == "reward":
-            rewards += list(zip(points["offset"].tolist(), points["value"].tolist(), strict=True))
-        series = series_of[name]
-        written = series.blocks_written
-        appended = append(series, points)
-        if appended.blocks:
-            sealed.append((series, written, appended))
-        updates.append((
-            series.points, series.first_step, series.last_step, series.last_time, series.last_value, series.last_kind,
-            series.last_offset, series.blocks_written, series.sealed_max_step, series.late_points, series.tail, series.pk,
-        ))  # fmt: skip
-    _write_sealed(sealed)
-    with connection.cursor() as cursor:
-        cursor.executemany(
-            f"UPDATE {Series._meta.db_table} SET points=%s, first_step=%s, last_step=%s, last_time=%s, last_value=%s, "
-            "last_kind=%s, last_offset=%s, blocks_written=%s, sealed_max_step=%s, late_points=%s, tail=%s WHERE id=%s",
-            updates,
-        )
-    return rewards
-
-
-def _write_sealed(sealed: Sequence[tuple[Series, int, Appended]]) -> None:
-    """Save blocks that became full, and the rollups over them."""
-    blocks = [Block(series=series, **columns) for series, _, appended in sealed for columns in appended.blocks]
-    Block.objects.bulk_create(blocks, batch_size=_ROWS_A_QUERY)
-    packs = []
-    for part in _parts(sealed):
-        open_packs: dict[int, dict[int, np.ndarray]] = {}
-        for pack in Pack.objects.filter(series__in=[series for series, _, _ in part], full=False):
-            open_packs.setdefault(pack.series_id, {})[pack.level] = np.frombuffer(bytes(pack.data), STORED_ROW)
-        for series, written, appended in part:
-            for changed in roll_up(written, appended.rows, open_packs.get(series.pk, {})):
-                packs.append(Pack(series=series, **pack_columns(*changed)))
-    Pack.objects.bulk_create(
-        packs, batch_size=_ROWS_A_QUERY, update_conflicts=True, unique_fields=("series", "level", "number"),
-        update_fields=("first_step", "last_step", "full", "data"),
-    )  # fmt: skip
-
-
-def _points(lines: np.ndarray, column: Column) -> np.ndarray:
-    points = lines[column.lines]
-    points["value"] = column.values
-    return points
-
-
-def _series(attempt: Attempt, names: Sequence[str]) -> dict[str, Series]:
-    """The attempt's series of these names; missing ones are made."""
-    found: dict[str, Series] = {}
-    for part in _parts(names):
-        found |= {series.name: series for series in Series.objects.filter(attempt=attempt, name__in=part)}
-    missing = [Series(run_id=attempt.run_id, attempt=attempt, name=name) for name in names if name not in found]
-    Series.objects.bulk_create(missing, batch_size=_ROWS_A_QUERY)
-    return found | {series.name: series for series in missing}
-
-
-def _parts(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (items[start : start + _IDS_A_QUERY] for start in range(0, len(items), _IDS_A_QUERY))
-
-
-def _known_reward(attempt: Attempt) -> list[tuple[int, float]]:
-    last = Series.objects.filter(attempt=attempt, name="reward").values_list("last_value", flat=True).first()
-    return [] if last is None else [(-1, last)]
-
-
 def _write_summary(attempt: Attempt, parsed: Parsed) -> None:
     """Put latest values into `Run.summary`, unless a newer attempt has begun."""
     if not parsed.steps:
         return
-    run = Run.objects.select_for_update().get(pk=attempt.run_id)
-    if Attempt.objects.filter(run_id=run.pk, number__gt=attempt.number).exists():
+    newer = Attempt.objects.filter(run=OuterRef("pk"), number__gt=attempt.number)
+    of_run = Run.objects.filter(pk=attempt.run_id)
+    before, max_steps, is_old = (
+        of_run.select_for_update().values_list("summary", "spec__training__max_steps", Exists(newer)).get()
+    )
+    if is_old:
         return
-    summary = {**run.summary, "time": parsed.times[-1], "max_steps": run.spec.get("training", {}).get("max_steps")}
+    summary = {**before, "time": parsed.times[-1], "max_steps": max_steps}
     for key, name in SUMMARY.items():
         if name in parsed.columns:
             _note(summary, key, float(parsed.columns[name].values[-1]))
@@ -195,7 +118,7 @@ def _write_summary(attempt: Attempt, parsed: Parsed) -> None:
         summary["step"] = parsed.steps[loss.lines[-1]]
     else:
         summary.setdefault("step", parsed.steps[-1])
-    Run.objects.filter(pk=run.pk).update(summary=summary)
+    of_run.update(summary=summary)
 
 
 def _note(summary: dict[str, Any], key: str, value: float) -> None:
@@ -208,10 +131,13 @@ def _note(summary: dict[str, Any], key: str, value: float) -> None:
         summary[f"{key}_kind"] = encode_number(value)
 
 
-def _write_checkpoints(attempt: Attempt, parsed: Parsed, rewards: list[tuple[int, float]]) -> None:
-    for event in parsed.events:
-        if event["name"] != "checkpoint":
-            continue
+def _write_checkpoints(attempt: Attempt, parsed: Parsed, last_reward: float | None) -> None:
+    """`last_reward` is the attempt's from before this piece, if the piece has any."""
+    checkpoints = [event for event in parsed.events if event["name"] == "checkpoint"]
+    if not checkpoints:
+        return
+    rewards = _rewards(attempt, parsed, last_reward)
+    for event in checkpoints:
         data, step = event["data"], event["step"]
         kind = data.get("kind") if data.get("kind") in Checkpoint.Kind.values else Checkpoint.Kind.FULL
         size = data.get("size_bytes")
@@ -226,3 +152,14 @@ def _write_checkpoints(attempt: Attempt, parsed: Parsed, rewards: list[tuple[int
                 "reward": known[-1] if known else None, "created_at": at_time(event["t"]),
             },
         )  # fmt: skip
+
+
+def _rewards(attempt: Attempt, parsed: Parsed, last_reward: float | None) -> list[tuple[int, float]]:
+    """(byte, reward) of the rewards known with this piece, the last one from before it first."""
+    if column := parsed.columns.get("reward"):
+        offsets = np.array(parsed.offsets)[column.lines].tolist()
+        own = list(zip(offsets, column.values.tolist(), strict=True))
+    else:
+        own = []
+        last_reward = attempt.series.filter(name="reward").values_list("last_value", flat=True).first()
+    return own if last_reward is None else [(-1, last_reward), *own]

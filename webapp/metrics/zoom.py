@@ -44,13 +44,13 @@ def read_rows(
     None mixes points from before and after `cut`.
     """
     tail = decode(series.tail)
-    if series.blocks_written <= FEW_BLOCKS:
+    if series.blocks_written <= FEW_BLOCKS and not series.dropped_points:
         data = sealed(series).values_list("data", flat=True) if series.blocks_written else []
         found = as_rows(newest(np.concatenate([*(decode(item) for item in data), tail])))
     else:
         found = _zoomed(series, tail, low, high, cut, rows // 2)
     first = np.searchsorted(found["step"], low) if low is not None else 0
-    last = np.searchsorted(found["step"], high, side="right") if high is not None else len(found)
+    last = np.searchsorted(found["first"], high, side="right") if high is not None else len(found)
     return found[first:last]
 
 
@@ -71,11 +71,11 @@ def _zoomed(
         for edge in (low, None if high is None else high + 1, cut):
             if edge is not None:
                 opened |= (first < edge) & (edge <= last)
-    pieces = [*_fresh_points(series, rolled, opened), *late]
-    pieces.sort(key=lambda piece: piece[0])
+    pieces, left = _fresh_points(series, rolled, opened)
+    pieces = sorted([*pieces, *late], key=lambda piece: piece[0])
     above = series.sealed_max_step
     points = np.concatenate([*(points for _, points in pieces), tail[tail["step"] > above]])
-    whole = rolled.rows[~opened & (rolled.rows["count"] > 0)].astype(ROW)
+    whole = np.concatenate([rolled.rows[~opened & (rolled.rows["count"] > 0)], *left]).astype(ROW)
     return newest(np.concatenate([whole, as_rows(newest(points))]))
 
 
@@ -188,18 +188,28 @@ def _late_points(series: Series, tail: np.ndarray, low: int | None, high: int | 
     return inside
 
 
-def _fresh_points(series: Series, rolled: _Rolled, opened: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """(block number, points that are not late) of the rows to be opened."""
+def _fresh_points(
+    series: Series, rolled: _Rolled, opened: np.ndarray
+) -> tuple[list[tuple[int, np.ndarray]], list[np.ndarray]]:
+    """(block number, points that are not late) of the rows to be opened; and finest rows where retention left no points."""
     if not opened.any():
-        return []
+        return [], []
     first, last = rolled.rows["first"][opened], rolled.rows["step"][opened]
     sizes, starts = rolled.size[opened], rolled.block[opened]
     numbers = np.concatenate([np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
-    pieces = []
-    for number, after_step, data in _in_blocks(series, numbers, "after_step", "data"):
+
+    def inside(items: np.ndarray) -> np.ndarray:
+        row = np.searchsorted(first, items["step"], side="right") - 1  # rows are in order and apart
+        return items[(row >= 0) & (items["step"] <= last[np.maximum(row, 0)])]
+
+    pieces, left = [], []
+    columns = ("after_step", "data", "rollup") if series.dropped_points else ("after_step", "data")
+    for number, after_step, data, *rollup in _in_blocks(series, numbers, *columns):
+        if not data and rollup:
+            left.append(inside(np.frombuffer(bytes(rollup[0]), STORED_ROW)))  # type: ignore[call-overload]
+            continue
         points = decode(data)  # type: ignore[arg-type]
         if after_step is not None:
             points = points[points["step"] > after_step]
-        row = np.searchsorted(first, points["step"], side="right") - 1  # rows are in order and apart
-        pieces.append((number, points[(row >= 0) & (points["step"] <= last[np.maximum(row, 0)])]))
-    return pieces
+        pieces.append((number, inside(points)))
+    return pieces, left

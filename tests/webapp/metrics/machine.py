@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import django
@@ -30,6 +31,7 @@ from tests.webapp.metrics.reference import check_rows  # noqa: E402
 from trainer_core.spool import encode_number  # noqa: E402
 from webapp.accounts.models import User  # noqa: E402
 from webapp.metrics import appending, charts, reading, zoom  # noqa: E402
+from webapp.metrics import points as saving  # noqa: E402
 from webapp.metrics.store import WrongOffset, ship_spool  # noqa: E402
 from webapp.runs.models import Attempt, Run  # noqa: E402
 
@@ -113,7 +115,7 @@ class Machine(RuleBasedStateMachine):
         at = report.attempt.spool_offset
         ship_spool(report.attempt, at, report.text[at : at + size])
 
-    @rule(which=st.integers(0, 3), statement=st.integers(0, 30))
+    @rule(which=st.integers(0, 3), statement=st.integers(0, 15) | st.integers(0, 150))
     def ship_and_be_killed(self, which: int, statement: int) -> None:
         """The process dies before the given statement or commit, or right after all of them."""
         report = self.reports[which % len(self.reports)]
@@ -209,7 +211,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def die_at(statement: int) -> None:
-    """Kill this process before its `statement`-th statement or commit from now on."""
+    """Kill this process before its `statement`-th statement, row of one, or commit from now on."""
     left = statement
 
     def count() -> None:
@@ -228,6 +230,11 @@ def die_at(statement: int) -> None:
         count()
         commit()
 
+    def before_each(statement: str, rows: Iterable[Any]) -> None:
+        execute_many(statement, (row for row in rows if count() is None))
+
+    execute_many = saving.execute_many
+    saving.execute_many = before_each
     connection.execute_wrappers.append(before_statement)
     connection._commit = before_commit  # type: ignore[attr-defined]
 

@@ -17,9 +17,12 @@ def lay_out(apps, schema_editor):
         series.blocks.all().delete()
         series.points, series.first_step, series.blocks_written, series.sealed_max_step = 0, None, 0, None
         series.tail = b""
-        appended = append(series, points)
-        block_model.objects.bulk_create([block_model(series=series, old_data=b"", **columns) for columns in appended.blocks], 50)
-        packs = [pack_model(series=series, **pack_columns(*changed)) for changed in roll_up(0, appended.rows, {})]
+        appended = append([series], points, points["value"][None])
+        block_model.objects.bulk_create([block_model(series=series, old_data=b"", **columns) for columns in appended.blocks[0]], 50)
+        packs = [
+            pack_model(series=series, **pack_columns(level, number, rows[0]))
+            for level, number, rows in roll_up(0, appended.rows, {})
+        ]
         pack_model.objects.bulk_create(packs, 50)
         series.save()
 
