@@ -1,0 +1,261 @@
+"""Offbeat on GPUs: runs of the sample task through the real supervisor, all at the same time, and what became of them.
+
+Every run is stored, queued, claimed with leases and supervised as the studio does it, only without web server and Celery:
+this program asks workers.claiming itself, as the task does. All phases share the GPUs through slots. At the same time the
+vLLM server for timing weight pushes starts; the pushes are timed when the runs are over. docs/performance.md has results.
+
+    python -m bench.gpu_e2e --out FOLDER                    a host with two GPUs; 400 s
+    python -m bench.gpu_e2e --out FOLDER --cpu --model DIR  the same program without a GPU, for a tiny model
+
+Writes results.json (every few seconds), summary.txt and logs.tar.xz. What is not over `--seconds` after the start is stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+HOST = "gpu-e2e"
+SLOTS = 8
+STOP_S, KILL_S, PUSH_S = 45.0, 15.0, 75.0
+"""Seconds before the end at which runs are stopped, everything left is killed, and pushes are timed at the latest."""
+ENVIRONMENT = {
+    "OFFBEAT_HOST": HOST, "CELERY_BROKER_URL": "memory://", "DJANGO_SETTINGS_MODULE": "webapp.settings",
+    # Multicast over NVLink needs rights that a shared host does not give.
+    "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+}  # fmt: skip
+
+
+def main() -> int:
+    arguments = _arguments()
+    out, begin = arguments.out, time.time()
+    out.mkdir(parents=True, exist_ok=True)
+    home = (arguments.home or out / "home").resolve()
+    os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
+    os.environ |= {"OFFBEAT_HOME": str(home), "OFFBEAT_GPU_SLOTS": str(SLOTS), "OFFBEAT_CPU_SLOTS": "3"}
+    _set_up(home)
+    found: dict[str, Any] = {"versions": versions(), "phases": {}, "problems": []}
+    bench = Bench(arguments, home, begin, found)
+    try:
+        bench.go()
+    except Exception:  # noqa: BLE001  what there is must be written, whatever happened
+        traceback.print_exc()
+        found["problems"].append(traceback.format_exc(limit=4))
+    finally:
+        bench.close()
+    return 0 if bench.passed else 1
+
+
+class Bench:
+    def __init__(self, arguments: argparse.Namespace, home: Path, begin: float, found: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.home = home
+        self.begin = begin
+        self.end = begin + arguments.seconds
+        self.found = found
+        self.watched: list[Any] = []
+        self.push: subprocess.Popen[bytes] | None = None
+        self.go_file = home / "push-now"
+        self.passed = False
+        self._saved = 0.0
+
+    def go(self) -> None:
+        from bench.support.gpu_phases import CPU_PHASES, PHASES
+        from workers import devices
+
+        devices.register_host(HOST)
+        wanted = self.arguments.phases.split(",") if self.arguments.phases else None
+        for phase in CPU_PHASES if self.arguments.cpu else PHASES:
+            if wanted is None or phase.name in wanted:
+                self._guarded(phase.name, lambda phase=phase: self._start(phase))
+        if not self.arguments.cpu and (wanted is None or "push" in wanted):
+            self._guarded("push", self._start_push)
+        stopped = False
+        while time.time() < self.end - KILL_S and not self._over():
+            for run in self.watched:
+                self._guarded(run.phase.name, run.look)
+            ended = all(run.ended for run in self.watched)
+            left = self.end - time.time()
+            if (ended or left < PUSH_S) and not self.go_file.exists():
+                self.go_file.touch()
+            if left < STOP_S and not stopped:
+                stopped = True
+                self._stop_runs()
+            self._save(every=5.0)
+            time.sleep(0.25)
+
+    def _over(self) -> bool:
+        return all(run.ended for run in self.watched) and (self.push is None or self.push.poll() is not None)
+
+    def _guarded(self, name: str, action: Any) -> None:
+        """One phase that fails must not stop the others."""
+        try:
+            action()
+        except Exception:  # noqa: BLE001  see above
+            traceback.print_exc()
+            problem = f"{name}: {traceback.format_exc(limit=3)}"
+            if problem not in self.found["problems"]:
+                self.found["problems"].append(problem)
+
+    def _start(self, phase: Any) -> None:
+        """Store a run, queue it, claim it: the supervisor does the rest."""
+        from bench.support.gpu_watch import Watched
+        from webapp.accounts.models import User
+        from webapp.hosts.models import Device
+        from webapp.runs import lifecycle, services
+        from workers import claiming, devices
+
+        owner = User.objects.filter(username="bench").first() or User.objects.create_user("bench")
+        run = services.create_run(phase.spec(cpu=self.arguments.cpu, model=self.arguments.model), owner)
+        lifecycle.launch(run, owner)
+        if phase.one_gpu:  # as on a host that has no other
+            Device.objects.filter(kind=Device.Kind.GPU, index__gt=0).update(present=False)
+        try:
+            claimed = claiming.claim_for(HOST)
+        finally:
+            devices.register_host(HOST)
+        attempt = next((attempt for attempt in claimed if attempt.run_id == run.pk), None)
+        if attempt is None:
+            run.refresh_from_db()
+            raise RuntimeError(f"{phase.name} was not claimed: {run.reason}")
+        watched = Watched(phase, attempt, self.begin)
+        self.watched.append(watched)
+        held = [f"{lease.device} for {lease.purpose}" for lease in attempt.leases.select_related("device")]
+        print(f"{time.time() - self.begin:6.1f} s {phase.name}: {run.reason} {held}", flush=True)
+
+    def _start_push(self) -> None:
+        from webapp.hosts.models import Device
+        from webapp.hosts.placement import SLOT_MARK
+
+        gpus = Device.objects.filter(kind=Device.Kind.GPU, present=True).exclude(uuid__contains=SLOT_MARK)
+        uuids = list(gpus.order_by("index").values_list("uuid", flat=True))
+        command = [
+            sys.executable,
+            "-m",
+            "bench.support.gpu_push",
+            "--out",
+            str(self.home / "push.json"),
+            "--go",
+            str(self.go_file),
+        ]
+        command += ["--gpus", *uuids[:2], "--end", str(self.end - KILL_S)]
+        with open(self.home / "push.log", "wb") as log:
+            self.push = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )  # fmt: skip
+
+    def _stop_runs(self) -> None:
+        from webapp.runs import lifecycle
+
+        for run in self.watched:
+            if not run.ended:
+                print(f"stops {run.phase.name}, for the time is up", flush=True)
+                with suppress(lifecycle.Refused):
+                    lifecycle.stop(run.run, None, save=False)
+
+    def close(self) -> None:
+        """Kill what is left, look whether anything stayed behind, write everything down."""
+        from bench.support.gpu_report import summary
+        from webapp.hosts.models import Lease
+        from workers import devices, processes
+
+        for run in self.watched:
+            self._guarded(run.phase.name, run.look)
+            if not run.ended and run.attempt.supervisor_pid:
+                processes.sweep(str(run.attempt.pk), {run.attempt.supervisor_pid})
+        if self.push is not None:
+            processes.end(self.push, 8.0)
+        left = {
+            run.phase.name: [process.pid for process in processes.marked(str(run.attempt.pk))] for run in self.watched
+        }
+        uuids = [device.uuid for device in devices.discover(HOST)]
+        self.found["left_behind"] = {
+            "processes": left, "leases": Lease.objects.count(), "on_gpus": devices.computing_on(uuids),
+        }  # fmt: skip
+        self._save(every=0.0)
+        text = summary(self.found)
+        (self.arguments.out / "summary.txt").write_text(text)
+        print(text, flush=True)
+        self._pack_logs()
+        self.passed = not self.found["problems"] and all(run.run.state == "completed" for run in self.watched)
+
+    def _save(self, every: float) -> None:
+        if time.time() - self._saved < every:
+            return
+        self._saved = time.time()
+        self.found["seconds"] = round(time.time() - self.begin, 1)
+        for run in self.watched:
+            self._guarded(run.phase.name, lambda run=run: self.found["phases"].update({run.phase.name: run.result()}))
+        with suppress(FileNotFoundError, json.JSONDecodeError):
+            self.found["push"] = json.loads((self.home / "push.json").read_text())
+        path = self.arguments.out / "results.json"
+        path.with_suffix(".tmp").write_text(json.dumps(self.found, indent=1, default=str))
+        path.with_suffix(".tmp").replace(path)
+
+    def _pack_logs(self) -> None:
+        with tarfile.open(self.arguments.out / "logs.tar.xz", "w:xz", preset=1) as archive:
+            for path in sorted(self.home.rglob("*")):
+                if path.suffix in (".log", ".json", ".yaml") or path.name == "spool.jsonl":
+                    archive.add(path, path.relative_to(self.home))
+
+
+def versions() -> dict[str, str]:
+    """Distributions, interpreter and driver that the numbers belong to."""
+    from importlib import metadata
+
+    found = {"python": sys.version.split()[0]}
+    for name in (
+        "torch",
+        "vllm",
+        "transformers",
+        "peft",
+        "accelerate",
+        "numpy",
+        "django",
+        "nvidia-nccl-cu13",
+        "triton",
+    ):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    with suppress(OSError, subprocess.CalledProcessError):
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        found["gpus"] = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    return found
+
+
+def _set_up(home: Path) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0, skip_checks=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of results")
+    parser.add_argument("--home", type=Path, help="folder of database and runs; default: OUT/home")
+    parser.add_argument("--seconds", type=float, default=390.0, help="when everything is over")
+    parser.add_argument("--phases", help="names separated by commas; default: all")
+    parser.add_argument(
+        "--model", help="folder of the model; default: the built-in one, which OFFBEAT_MODELS must hold"
+    )
+    parser.add_argument("--cpu", action="store_true", help="without GPUs, and small")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Times weight pushes of a Qwen3-0.6B shape over NCCL: trainer.sync's own classes, a real server, 1.19 GB of bf16.
+
+The server is started at once, with random weights; the pushes wait until the file GO is there. After the last push of each
+kind the server's greedy answer is compared with the trainer's.
+
+usage: python -m bench.support.gpu_push --out FILE --go FILE --gpus SERVER_UUID TRAINER_UUID --end UNIX_TIME
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+SHAPE = {
+    "hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 8192,
+    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+}  # fmt: skip
+PUSHES = 8
+CLIENTS = 8
+PROMPT = [5, 6, 7]
+
+
+def main() -> int:
+    arguments = _arguments()
+    server_gpu, trainer_gpu = (arguments.gpus * 2)[:2]
+    folder = arguments.out.parent / "push-model"
+    _write_model(folder)
+    port = 20_990
+    process = _start_server(folder, port, server_gpu, arguments.out.parent / "push-server.log")
+    os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": trainer_gpu}
+    found: dict[str, Any] = {}
+    try:
+        url = f"http://127.0.0.1:{port}"
+        model = _model(folder)
+        begin = time.time()
+        while not _healthy(url):
+            if process.poll() is not None or time.time() > arguments.end:
+                raise RuntimeError(f"the server was not ready (exit code {process.poll()})")
+            time.sleep(0.5)
+        found["server"] = {"waited_s": round(time.time() - begin, 1)}
+        while not arguments.go.exists() and time.time() < arguments.end:
+            time.sleep(0.25)
+        measure(url, model, found, lambda: arguments.out.write_text(json.dumps(found)))
+    except Exception as error:
+        found["error"] = {"type": type(error).__name__, "text": str(error)[:500]}
+        raise
+    finally:
+        arguments.out.write_text(json.dumps(found))
+        _end(process)
+    return 0
+
+
+def measure(url: str, model: Any, found: dict[str, Any], save: Any) -> None:
+    """Push `model` PUSHES times in each of several ways; milliseconds by phase go into `found`."""
+    import torch
+
+    from trainer_core.sync.nccl import NcclSync
+    from trainer_core.sync.weights import full_weights
+
+    server = _timed_server(url)
+    sync = NcclSync([server], full_weights, ready_timeout_s=60, push_timeout_s=60)
+    began = time.perf_counter()
+    sync.open()
+    found["handshake"] = {"ms": round(1000 * (time.perf_counter() - began), 1)}
+    version = 0
+    ways = (("bf16, idle server", torch.bfloat16, False), ("bf16, busy server", torch.bfloat16, True),
+            ("float32 cast to bf16, idle server", torch.float32, False))  # fmt: skip
+    for name, dtype, busy in ways:
+        model.to(dtype)
+        rows = []
+        with _clients(url) if busy else _nothing():
+            for _ in range(PUSHES):
+                _change(model)
+                torch.cuda.synchronize()
+                server.times.clear()
+                version += 1
+                report = sync.push(model, version)
+                rows.append(
+                    {"total": report.total_s, "paused": report.pause_s, "transfer": report.transfer_s, **server.times}
+                )
+        rows = rows[1:]  # the first one allocates
+        found[name] = {key: round(1000 * sorted(row[key] for row in rows)[len(rows) // 2], 1) for key in rows[0]}
+        found[name]["gather_and_cast"] = round(1000 * _gather_s(model), 1)
+        found[name]["gigabytes"] = round(sum(p.numel() for p in model.parameters()) * 2 / 1e9, 3)
+        found[name]["same_greedy_answer"] = _answer(url) == _own_answer(model)
+        save()
+    sync.close()
+
+
+def _timed_server(url: str) -> Any:
+    """A ServerApi that remembers the seconds of each route, by its last word."""
+    from trainer_core.sync.server_api import ServerApi
+
+    class Timed(ServerApi):
+        times: dict[str, float]
+
+        def _call(self, method: str, route: str, **request: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return super()._call(method, route, **request)
+            finally:
+                self.times[route.rsplit("/", 1)[-1]] = time.perf_counter() - began
+
+    server = Timed(url, 60)
+    server.times = {}
+    return server
+
+
+def _change(model: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.add_(torch.randn_like(parameter) * 0.01)
+
+
+def _gather_s(model: Any) -> float:
+    """Seconds that making the tensors takes, without sending them."""
+    import torch
+
+    from trainer_core.sync.weights import full_weights, made
+
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in made(full_weights(model), torch.bfloat16, torch.device("cuda", torch.cuda.current_device())):
+        pass
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _answer(url: str) -> list[int]:
+    body = {
+        "model": "policy",
+        "prompt": PROMPT,
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["token_ids"]
+
+
+def _own_answer(model: Any) -> list[int]:
+    import torch
+
+    ids = list(PROMPT)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        for _ in range(4):
+            ids.append(int(model(torch.tensor([ids], device="cuda")).logits[0, -1].argmax()))
+    return ids[len(PROMPT) :]
+
+
+@contextmanager
+def _clients(url: str) -> Any:
+    """Requests that keep the server generating."""
+    over = threading.Event()
+
+    def ask() -> None:
+        body = {
+            "model": "policy",
+            "prompt": PROMPT * 20,
+            "max_tokens": 64,
+            "n": 8,
+            "temperature": 1.0,
+            "ignore_eos": True,
+        }
+        while not over.is_set():
+            with suppress(httpx.HTTPError):
+                httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(20)
+
+
+@contextmanager
+def _nothing() -> Any:
+    yield
+
+
+def _write_model(folder: Path) -> None:
+    """A configuration and the built-in model's tokenizer; the weights are made by server and trainer, each its own."""
+    shutil.copytree(Path(os.environ["OFFBEAT_MODELS"]) / "smollm2-135m-instruct", folder, dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("*.safetensors", "config.json"))  # fmt: skip
+    config = {**SHAPE, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
+              "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "attention_bias": False}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _model(folder: Path) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        return (
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).to(torch.bfloat16).requires_grad_(True)
+        )
+
+
+def _start_server(folder: Path, port: int, gpu: str, log: Path) -> subprocess.Popen[bytes]:
+    from trainer_core.spec import RunSpec
+    from webapp.runs.commands import serve_command
+    from workers.launching import environment
+    from workers.processes import start
+
+    spec = RunSpec.model_validate({
+        "lora": {"enabled": False}, "rollout": {"max_completion_length": 128},
+        "server": {"max_model_len": 1024, "enforce_eager": True, "kv_cache_gib": 4.0},
+    })  # fmt: skip
+    command = serve_command(spec, model_path=str(folder), port=port, device="cuda", gpu_share=0.1)
+    argv = [*command.argv, "--load-format", "dummy"]
+    return start(argv, env=environment("push", [gpu], "cuda", command.env), log=log)
+
+
+def _healthy(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    from workers.processes import end, sweep
+
+    end(process, 3.0)
+    sweep("push", {process.pid})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--go", type=Path, required=True)
+    parser.add_argument("--gpus", nargs="+", required=True)
+    parser.add_argument("--end", type=float, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
