@@ -187,6 +187,7 @@ CELERY_BEAT_SCHEDULE = {
     "claim queued runs": {"task": "workers.claim_queued", "schedule": 4.0, "options": {"expires": 4}},
     "watch runs": {"task": "workers.watch_runs", "schedule": 10.0, "options": {"expires": 10}},
     "look after hosts": {"task": "workers.look_after_hosts", "schedule": 5.0, "options": {"expires": 5}},
+    "drop points": {"task": "workers.drop_points", "schedule": 3600.0, "options": {"expires": 3600}},
 }
 
 LOGGING = {

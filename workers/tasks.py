@@ -29,12 +29,13 @@ from django.utils import timezone  # noqa: E402
 from kombu.exceptions import OperationalError  # noqa: E402
 
 from webapp.hosts.models import ALIVE_FOR, Host  # noqa: E402
+from webapp.metrics import retention  # noqa: E402
 from workers import claiming, devices, reaper, watching  # noqa: E402
 
 __all__ = ["app"]
 logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 5.0
-_one_at_a_time = {name: threading.Lock() for name in ("claim", "reap", "watch")}
+_one_at_a_time = {name: threading.Lock() for name in ("claim", "reap", "watch", "drop points")}
 
 
 def _exclusively(name: str, action: Callable[[], object]) -> None:
@@ -71,6 +72,12 @@ def look_after_hosts() -> None:
 def watch_runs() -> None:
     """Look for alerts in the runs that train, and tell webhooks what happened."""
     _exclusively("watch", watching.watch)
+
+
+@app.task(name="workers.drop_points")
+def drop_points() -> None:
+    """Drop single points of old runs, where an admin's setting allows it."""
+    _exclusively("drop points", retention.drop_all)
 
 
 @app.task(name="workers.claim")
