@@ -9,6 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig, PeftConfig
 
 from trainer_core.config import AsyncGRPOConfig
+from trainer_core.rollout.streams import column_names, is_stream
 
 RewardFunc = Callable[..., Any]
 
@@ -19,7 +20,10 @@ def check_arguments(
     """Raises TypeError, ValueError or NotImplementedError."""
     if not isinstance(model, str):
         raise TypeError(f"model is a {type(model).__name__}; give a path or hub id, the server loads it too")
-    _check_rows("train_dataset", train_dataset)
+    if is_stream(train_dataset):
+        _check_stream(train_dataset, config)
+    else:
+        _check_rows("train_dataset", train_dataset)
     if eval_dataset is not None:
         _check_rows("eval_dataset", eval_dataset)
     if (eval_dataset is None) != (config.eval_steps is None):
@@ -31,11 +35,24 @@ def check_arguments(
 
 def _check_rows(name: str, rows: Any) -> None:
     if not isinstance(rows, Dataset):
-        raise TypeError(f"{name} is a {type(rows).__name__}; a datasets.Dataset (not a stream) is needed")
+        allowed = (
+            "datasets.Dataset or IterableDataset" if name == "train_dataset" else "datasets.Dataset (not a stream)"
+        )
+        raise TypeError(f"{name} is a {type(rows).__name__}; a {allowed} is needed")
     if "prompt" not in rows.column_names:
         raise ValueError(f"{name} has no 'prompt' column; found {', '.join(rows.column_names) or 'no columns'}")
     if not len(rows):
         raise ValueError(f"{name} has no rows")
+
+
+def _check_stream(rows: Any, config: AsyncGRPOConfig) -> None:
+    if config.max_steps <= 0:
+        raise ValueError(
+            "train_dataset is a stream, whose length is not known; set max_steps to say when training ends"
+        )
+    columns = column_names(rows)
+    if "prompt" not in columns:
+        raise ValueError(f"train_dataset has no 'prompt' column; found {', '.join(columns) or 'no columns'}")
 
 
 def reward_list(functions: RewardFunc | Sequence[RewardFunc] | None, config: AsyncGRPOConfig) -> list[RewardFunc]:

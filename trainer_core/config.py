@@ -12,6 +12,7 @@ from transformers import SchedulerType, TrainingArguments
 LOSS_TYPES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "gspo")
 SCALE_REWARDS = ("group", "batch", "none")
 DTYPES = ("float32", "bfloat16", "float16")
+EVAL_METRICS = ("eval_reward", "eval_pass@1", "eval_pass@k")
 # These schedules do not depend on how many steps there will be; the count is unknown while prompts are what ends a run.
 ENDLESS_SCHEDULES = {SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP, SchedulerType.INVERSE_SQRT}
 
@@ -108,6 +109,10 @@ class AsyncGRPOConfig(TrainingArguments):
         self.ignore_data_skip = True
         if self.eval_steps is not None and self.eval_strategy == "no":
             self.eval_strategy = "steps"
+        if self.metric_for_best_model is not None:  # transformers writes names of evaluation metrics with an underscore
+            self.metric_for_best_model = self.metric_for_best_model.replace("eval/", "eval_", 1)
+            if self.save_total_limit == 1:  # with 1 transformers deletes all but the best at the end, the newest included
+                self.save_total_limit = 2
         self.remove_unused_columns = False
         if self.gradient_checkpointing and self.gradient_checkpointing_kwargs is None:
             # The re-entrant kind needs inputs with gradients, which LoRA on frozen embeddings does not have.
@@ -184,6 +189,14 @@ class AsyncGRPOConfig(TrainingArguments):
             raise ValueError(
                 f"eval_steps is {self.eval_steps}; it must be a multiple of weight_sync_steps ({self.weight_sync_steps}), "
                 "since the servers have the weights of those steps only"
+            )
+        if self.metric_for_best_model is not None and self.eval_steps is None:
+            raise ValueError(
+                f"metric_for_best_model is {self.metric_for_best_model!r}, but nothing is evaluated; set eval_steps"
+            )
+        if self.metric_for_best_model not in (None, *EVAL_METRICS):
+            raise ValueError(
+                f"metric_for_best_model is {self.metric_for_best_model!r}; allowed are {', '.join(EVAL_METRICS)}"
             )
         if not self.server_urls:
             raise ValueError("vllm_server_base_url is empty; give the URL of at least one vLLM server")

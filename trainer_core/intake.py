@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class Worker(Protocol):
 class _Group:
     """Progress of a group: samples pulled from the queue, of these to be trained, and finished (trained or dropped)."""
 
+    epoch: int
+    complete: bool = False
     pulled: int = 0
     kept: int = 0
     finished: int = 0
@@ -77,12 +80,17 @@ class SampleIntake:
         self._event = event
         self._server_back = server_back
         self._groups: dict[str, _Group] = {}
-        self._complete = 0  # groups pulled whole and not finished
+        known = state.num_rows and math.isfinite(prompts_wanted)
+        self._epochs = math.ceil(prompts_wanted / state.num_rows) if known else math.inf
 
     @property
     def exhausted(self) -> bool:
-        """Whether every prompt that was wanted is done, or will be with the samples already pulled."""
-        return self.state.prompts_done() + self._complete >= self._prompts_wanted
+        """Whether every prompt that was wanted is done, or will be with the samples already pulled.
+
+        Generation runs ahead into later epochs; what it dropped or queued of them does not count.
+        """
+        complete = sum(group.epoch < self._epochs for group in self._groups.values() if group.complete)
+        return self.state.prompts_done(self._epochs) + complete >= self._prompts_wanted
 
     def poll(self) -> None:
         """Look at the control file and at the worker's messages. Raises ValueError on an unknown order."""
@@ -110,7 +118,7 @@ class SampleIntake:
         reported = started
         while True:
             self.poll()
-            if self.order is not None or (self.exhausted and not self.worker.queue_size()):
+            if self.order is not None or self.exhausted:
                 return None
             self._add("sample/rollout_queue_size", self.worker.queue_size())
             before = time.monotonic()
@@ -130,17 +138,16 @@ class SampleIntake:
         group.finished += 1
         if group.finished == sample.group_size:
             del self._groups[sample.group_id]
-            self._complete -= 1
             self.state.mark(sample.epoch, sample.row_index)
 
     def _accept(self, sample: RolloutSample) -> RolloutSample | None:
-        group = self._groups.setdefault(sample.group_id, _Group())
+        group = self._groups.setdefault(sample.group_id, _Group(sample.epoch))
         staleness = self.state.weight_version - sample.weight_version
         fresh = staleness <= self._max_staleness
         group.pulled += 1
         group.kept += fresh
         if group.pulled == sample.group_size:
-            self._complete += 1
+            group.complete = True
             self.worker.send(GroupConsumed(sample.group_id, group.kept))
         self._add("sample/dropped_stale_total", float(not fresh))
         if not fresh:

@@ -54,14 +54,22 @@ def train(arguments: argparse.Namespace, spool: Spool) -> None:
     _set_threads()
 
     from trainer_core.checkpoint import starting_point
+    from trainer_core.rewards import check_columns
     from trainer_core.rollout.datasets import load_prompts
+    from trainer_core.rollout.registry import load_environment, load_tools
+    from trainer_core.rollout.streams import column_names
 
     train_dataset = load_prompts(spec.data)
     held_out = spec.evaluation_data()
     eval_dataset = None if held_out is None else load_prompts(held_out)
     reward_funcs = _rewards(spec, arguments.run_dir)
+    for dataset in (train_dataset, eval_dataset):
+        if dataset is not None:
+            check_columns([reward.name for reward in spec.rewards if reward.version is None], column_names(dataset))
+    tools = load_tools(spec.agent.tools)
+    environment = load_environment(spec.agent.environment, spec.agent.environment_options)
 
-    trainer = build_trainer(spec, arguments, train_dataset, reward_funcs, eval_dataset)
+    trainer = build_trainer(spec, arguments, train_dataset, reward_funcs, eval_dataset, tools, environment)
     resume = arguments.resume
     if arguments.start_from is not None:
         batch_size = spec.training.per_device_train_batch_size
@@ -75,7 +83,13 @@ def train(arguments: argparse.Namespace, spool: Spool) -> None:
 
 
 def build_trainer(
-    spec: RunSpec, arguments: argparse.Namespace, train_dataset: Any, reward_funcs: list[Any], eval_dataset: Any = None
+    spec: RunSpec,
+    arguments: argparse.Namespace,
+    train_dataset: Any,
+    reward_funcs: list[Any],
+    eval_dataset: Any = None,
+    tools: list[Callable[..., Any]] | None = None,
+    environment_factory: Callable[[], Any] | None = None,
 ) -> Any:
     """The trainer of a spec, with its model loaded."""
     from transformers import PrinterCallback
@@ -89,6 +103,8 @@ def build_trainer(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         peft_config=lora_of(spec),
+        tools=tools,
+        environment_factory=environment_factory,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_progress_callback())
@@ -125,6 +141,9 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         max_concurrent_rollouts=rollout.max_concurrent_rollouts,
         queue_maxsize=rollout.queue_maxsize,
         reward_timeout=rollout.reward_timeout,
+        max_tool_calling_iterations=spec.agent.max_tool_calling_iterations,
+        tool_timeout=spec.agent.tool_timeout,
+        chat_template_kwargs=spec.agent.chat_template_kwargs or None,
         reward_weights=[reward.weight for reward in spec.rewards],
         vllm_server_base_url=server_urls,
         # the step
@@ -151,6 +170,7 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         save_strategy="steps",
         save_steps=spec.checkpoints.save_steps,
         save_total_limit=spec.checkpoints.save_total_limit,
+        metric_for_best_model=spec.checkpoints.keep_best_by,
     )
 
 
@@ -230,7 +250,8 @@ def _check_checkpoint(folder: Path) -> None:
 def _rewards(spec: RunSpec, run_dir: Path) -> list[Callable[..., Any]]:
     from trainer_core.rewards import load_reward
 
-    return [load_reward(reward, run_dir / REWARDS) for reward in spec.rewards]
+    limit = spec.rollout.max_completion_length
+    return [load_reward(reward, run_dir / REWARDS, max_completion_length=limit) for reward in spec.rewards]
 
 
 def _set_threads() -> None:

@@ -14,6 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic.config import JsonDict
 
 ADVANCED: JsonDict = {"advanced": True}
+SECRET_NAME = (
+    r"(?!OFFBEAT_|VLLM_|DJANGO_|CELERY_|NCCL_|CUDA_)[A-Z][A-Z0-9_]*"
+    r"_(?:KEY|TOKEN|SECRET|PASSWORD|ID|USER|USERNAME|CREDENTIALS)"
+)
+"""Environment variables that a run may ask for: by their ends, so that none can be one that steers a program."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -59,6 +64,17 @@ class DataSpec(Section):
         "", title="Prompt suffix", description="Text appended to each text prompt, e.g. 'Answer with a number only.'"
     )
     shuffle: bool = Field(True, title="Shuffle", description="Shuffle rows anew in each epoch, from the data seed.")
+    streaming: bool = Field(
+        False, title="Stream", json_schema_extra=ADVANCED, description="Read rows one after another instead of preparing "
+        "all of them first. Shuffles within 1,000 rows, and a resumed run begins at the first row again.")  # fmt: skip
+
+    @model_validator(mode="after")
+    def _streams_rows(self) -> DataSpec:
+        if self.streaming and self.source.startswith("reasoning_gym:"):
+            raise ValueError(
+                "data.streaming is for files and hub datasets; a reasoning-gym task is generated, so leave it off"
+            )
+        return self
 
 
 class RewardSpec(Section):
@@ -114,6 +130,29 @@ class RolloutSpec(Section):
         60.0, gt=0, le=3600, title="Reward timeout (s)", json_schema_extra=ADVANCED,
         description="One scoring call; a slower one is killed and its samples are unscorable.",
     )  # fmt: skip
+
+
+class AgentSpec(Section):
+    """What the model may do besides talking. Calls are read in the form that the model's chat template teaches."""
+
+    tools: list[str] = Field(
+        default_factory=list, title="Tools", description="Names, separated by commas: calculator, one that is installed on "
+        "the training host, or module:function where its operator allows the module.")  # fmt: skip
+    environment: str = Field(
+        "", title="Environment", description="Its methods are tools, and it may score a rollout: guess_number, openenv, one "
+        "that is installed on the training host, or module:name.")  # fmt: skip
+    environment_options: dict[str, Any] = Field(
+        default_factory=dict, title="Environment options", description="Keyword arguments of the environment, as YAML, e.g. "
+        "{base_url: 'http://host:8000'} of openenv.")  # fmt: skip
+    max_tool_calling_iterations: int | None = Field(
+        None, ge=1, title="Max turns with calls", description="Empty: until the completion's token limit.",
+        json_schema_extra=ADVANCED)  # fmt: skip
+    tool_timeout: float = Field(
+        60.0, gt=0, le=3600, title="Tool timeout (s)", json_schema_extra=ADVANCED,
+        description="One call of a tool or an environment; a slower one is given up.")  # fmt: skip
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, title="Chat template options", json_schema_extra=ADVANCED,
+        description="Arguments of the model's chat template, as YAML, e.g. {enable_thinking: false}.")  # fmt: skip
 
 
 LossType = Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "gspo"]
@@ -231,6 +270,10 @@ class ResourceSpec(Section):
 class CheckpointSpec(Section):
     """What is kept."""
 
+    keep_best_by: Literal["eval/reward", "eval/pass@1", "eval/pass@k"] | None = Field(
+        None, title="Keep the best by", description="The checkpoint with the best value of this evaluation metric is saved "
+        "when it is found, and kept beside the newest ones; empty: none.")  # fmt: skip
+
     save_steps: int = Field(50, ge=1, title="Save every (steps)", description="A checkpoint each this many steps, and "
                             "at the end.")  # fmt: skip
     save_total_limit: int | None = Field(
@@ -271,18 +314,32 @@ class RunSpec(Section):
     )
     tags: list[str] = Field(default_factory=list, title="Tags", description="Words to find the run by.")
     notes: str = Field("", title="Notes", description="Why this run? Shown on its page.")
+    secrets: list[str] = Field(
+        default_factory=list, max_length=32, title="Secrets", json_schema_extra=ADVANCED, description="Names of stored "
+        "secrets that server and trainer get as environment variables, such as HF_TOKEN.")  # fmt: skip
     model: ModelSpec = Field(default_factory=ModelSpec, title="Model")
     data: DataSpec = Field(default_factory=DataSpec, title="Data")
     rewards: list[RewardSpec] = Field(
-        default_factory=lambda: [RewardSpec()], min_length=1, title="Rewards", description="At least one."
+        default_factory=lambda: [RewardSpec()],
+        title="Rewards",
+        description="At least one, unless an environment scores.",
     )
     rollout: RolloutSpec = Field(default_factory=RolloutSpec, title="Rollouts")
+    agent: AgentSpec = Field(default_factory=AgentSpec, title="Tools and environment")
     training: TrainingSpec = Field(default_factory=TrainingSpec, title="Training")
     lora: LoraSpec = Field(default_factory=LoraSpec, title="LoRA")
     server: ServerSpec = Field(default_factory=ServerSpec, title="Server")
     resources: ResourceSpec = Field(default_factory=ResourceSpec, title="Devices")
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec, title="Evaluation")
     checkpoints: CheckpointSpec = Field(default_factory=CheckpointSpec, title="Checkpoints")
+
+    @field_validator("secrets")
+    @classmethod
+    def _secret_names(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not re.fullmatch(SECRET_NAME, name):
+                raise ValueError(f"{name[:80]!r} is no name of a secret; one is like HF_TOKEN or WANDB_API_KEY")
+        return list(dict.fromkeys(names))
 
     @field_validator("name", "notes")
     @classmethod
@@ -298,6 +355,14 @@ class RunSpec(Section):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"reward {', '.join(repeated)} is listed more than once; list each once, with a weight")
         return rewards
+
+    @model_validator(mode="after")
+    def _scored(self) -> RunSpec:
+        if not self.rewards and not self.agent.environment:
+            raise ValueError("rewards is empty; list at least one reward, or name an environment that scores")
+        if self.agent.environment_options and not self.agent.environment:
+            raise ValueError("agent.environment_options are given, but agent.environment is empty; name an environment")
+        return self
 
     @model_validator(mode="after")
     def _fits_context(self) -> RunSpec:
@@ -333,6 +398,11 @@ class RunSpec(Section):
     def _held_out(self) -> RunSpec:
         every, generated = self.evaluation.every_steps, self.data.source.startswith("reasoning_gym:")
         if every is None:
+            if self.checkpoints.keep_best_by:
+                raise ValueError(
+                    f"checkpoints.keep_best_by is {self.checkpoints.keep_best_by}, but nothing is evaluated; set "
+                    "evaluation.every_steps, or leave it empty"
+                )
             return self
         if not self.evaluation.source and not generated:
             raise ValueError(
@@ -360,6 +430,7 @@ class RunSpec(Section):
             "split": wanted.split,
             "size": wanted.size,
             "seed": wanted.seed,
+            "streaming": False,
         }
         return self.data.model_copy(update=changes)
 

@@ -10,6 +10,7 @@ begins, `compute_loss` is its inside, `_maybe_log_save_evaluate` is where it end
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from datasets import Dataset
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from trainer_core import checkpoint, evaluation
@@ -37,6 +39,7 @@ from trainer_core.packing.collator import PackedRow
 from trainer_core.report import StepReport, scored_positions
 from trainer_core.rollout.loop import AsyncRolloutLoop
 from trainer_core.rollout.state import RolloutState
+from trainer_core.rollout.streams import is_stream, rows_in
 from trainer_core.rollout.worker import RolloutWorker
 from trainer_core.row_loss import loss_inputs
 from trainer_core.spool import ROLLOUTS_FILE, SPOOL_FILE, Spool
@@ -233,7 +236,7 @@ class AsyncGRPOTrainer(Trainer):
     def _prompts_wanted(self) -> float:
         if self.args.max_steps > 0:
             return float("inf")
-        return self.args.num_train_epochs * len(self.train_dataset)
+        return self.args.num_train_epochs * rows_in(self.train_dataset)
 
     @property
     def stop_order(self) -> str | None:
@@ -256,7 +259,8 @@ class AsyncGRPOTrainer(Trainer):
         max_steps = args.max_steps if args.max_steps > 0 else sys.maxsize
         samples = args.samples_per_step
         batches = max_steps * args.gradient_accumulation_steps
-        return 1, max_steps, len(self.train_dataset), samples * max_steps, samples, batches, max_steps
+        rows = samples * max_steps if is_stream(self.train_dataset) else len(self.train_dataset)
+        return 1, max_steps, rows, samples * max_steps, samples, batches, max_steps
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """This rank's rows of the next optimizer step, and what the loss is divided by."""
@@ -332,7 +336,7 @@ class AsyncGRPOTrainer(Trainer):
         if self.is_world_process_zero():
             for sample in self.planner.samples:
                 self.intake.finish(sample)
-            self.state.epoch = self.rollout_state.prompts_done() / len(self.train_dataset)
+            self.state.epoch = self.rollout_state.prompts_done() / rows_in(self.train_dataset)
         if step % self.args.weight_sync_steps == 0:
             self.rollout_state.weight_version += 1
             with self.report.timed("perf/weight_sync_s"):
@@ -401,6 +405,10 @@ class AsyncGRPOTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             finally:
                 self._staging = None
+            if self.state.best_global_step == step:  # where it will be, not where it is put together
+                self.state.best_model_checkpoint = str(output / staged.name)
+                if self.is_world_process_zero():
+                    self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
             self.accelerator.wait_for_everyone()
             self._last_saved = step
             if not self.is_world_process_zero():
@@ -417,7 +425,20 @@ class AsyncGRPOTrainer(Trainer):
         size = checkpoint.size_bytes(final)
         text = f"Checkpoint of step {step} written."
         self._event("info", "checkpoint", text, step=step, path=str(final), size_bytes=size, kind=kind)
-        rotate_checkpoints(output_dir=str(output), save_total_limit=self.args.save_total_limit, use_mtime=True)
+        best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
+        rotate_checkpoints(output_dir=str(output), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Whether the evaluation is the best so far by metric_for_best_model; its step is saved then. NaN is never the best."""
+        name = self.args.metric_for_best_model
+        if name is None or math.isnan(metrics[name]):
+            return False
+        best = super()._determine_best_metric(metrics, trial)
+        if best:
+            self.control.should_save = True
+            text = f"The best {name.replace('_', '/', 1)} so far, {metrics[name]:.4g}."
+            self._event("info", "best", text, step=self.state.global_step, metric=name, value=metrics[name])
+        return best
 
     def _event(self, level: Any, name: str, text: str, **data: Any) -> None:
         if self.spool is not None:

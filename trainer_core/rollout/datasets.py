@@ -8,22 +8,27 @@ from typing import Any
 
 import datasets
 
+from trainer_core.rollout.streams import first_row
 from trainer_core.spec import DataSpec
 
 REASONING_GYM = "reasoning_gym:"
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
-def load_prompts(data: DataSpec) -> datasets.Dataset:
+def load_prompts(data: DataSpec) -> datasets.Dataset | datasets.IterableDataset:
     """The rows of a run: a `prompt` column (a list of chat messages), and columns for the reward functions.
 
-    Text prompts become one user message, with the prompt suffix appended. Raises ValueError with one sentence that says
-    what was found and what is allowed.
+    Text prompts become one user message, with the prompt suffix appended. With `streaming` the rows are a stream. Raises
+    ValueError with one sentence that says what was found and what is allowed.
     """
     if data.source.startswith(REASONING_GYM):
         return _reasoning_gym(data)
     if data.options:
         raise ValueError(f"generator options are given, but {data.source!r} is no reasoning_gym:<task>; leave them out")
+    if data.streaming:
+        stream = _stream(data)
+        check_prompts(stream, data.source)
+        return stream.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix})
     dataset = _file(data) if Path(data.source).suffix in FILE_BUILDERS else _hub(data)
     check_prompts(dataset, data.source)
     return dataset.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix}, desc="prompts")
@@ -31,12 +36,13 @@ def load_prompts(data: DataSpec) -> datasets.Dataset:
 
 def check_prompts(dataset: Any, source: str) -> None:
     """Raise ValueError unless the dataset has rows and a usable `prompt` column; the columns found are named."""
-    columns = list(dataset.column_names or [])
+    first = first_row(dataset)
+    columns = list(dataset.column_names or first or [])
     if "prompt" not in columns:
         raise ValueError(f"{source} has no 'prompt' column; found {', '.join(columns) or 'no columns'}")
-    if len(dataset) == 0:
+    if first is None:
         raise ValueError(f"{source} has no rows")
-    problem = _prompt_problem(dataset[0]["prompt"])
+    problem = _prompt_problem(first["prompt"])
     if problem:
         raise ValueError(
             f"the 'prompt' column of {source} holds {problem}; text or a list of chat messages is expected"
@@ -95,12 +101,30 @@ def _entry_row(task: str, entry: dict[str, Any], suffix: str) -> dict[str, Any]:
     }
 
 
-def _file(data: DataSpec) -> datasets.Dataset:
+def _existing(data: DataSpec) -> Path:
     path = Path(data.source).expanduser()
     if not path.is_file():
         raise ValueError(f"dataset file {data.source} does not exist on the training host")
     if path.stat().st_size == 0:
         raise ValueError(f"dataset file {data.source} is empty")
+    return path
+
+
+def _stream(data: DataSpec) -> datasets.IterableDataset:
+    """Rows as they are read, without a copy on this host's disk."""
+    suffix = Path(data.source).suffix
+    try:
+        if suffix in FILE_BUILDERS:
+            files = str(_existing(data))
+            return datasets.load_dataset(FILE_BUILDERS[suffix], data_files=files, split="train", streaming=True)
+        return datasets.load_dataset(data.source, split=data.split, streaming=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"dataset {data.source!r} (split {data.split!r}) cannot be streamed: {reason}") from error
+
+
+def _file(data: DataSpec) -> datasets.Dataset:
+    path = _existing(data)
     try:
         return datasets.Dataset.from_dict(
             datasets.load_dataset(FILE_BUILDERS[path.suffix], data_files=str(path), split="train").to_dict()

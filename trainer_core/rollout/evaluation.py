@@ -17,6 +17,7 @@ from trainer_core.rollout import scoring
 from trainer_core.rollout.messages import EvaluationDone
 from trainer_core.rollout.reward_pool import RewardPool
 from trainer_core.rollout.types import Rollout, RolloutGroup
+from trainer_core.spool import Spool
 
 if TYPE_CHECKING:
     from trainer_core.rollout.loop import AsyncRolloutLoop
@@ -27,19 +28,21 @@ EPOCH = -1
 class Evaluation:
     """Runs evaluations of one loop. `rows` is the evaluation dataset."""
 
-    def __init__(self, loop: AsyncRolloutLoop, rows: Any, pool: RewardPool, reward_weights: list[float]) -> None:
-        self._loop, self._rows, self._pool, self._weights = loop, rows, pool, reward_weights
+    def __init__(
+        self, loop: AsyncRolloutLoop, rows: Any, pool: RewardPool, reward_weights: list[float], stored: Spool | None
+    ) -> None:
+        self._loop, self._rows, self._pool, self._weights, self._spool = loop, rows, pool, reward_weights, stored
 
     async def run(self, step: int) -> EvaluationDone:
         """Evaluate the current policy; what cannot be generated or scored is left out and counted."""
         started = time.monotonic()
-        groups = await asyncio.gather(*(self._group(index, row) for index, row in enumerate(self._rows)))
+        groups = await asyncio.gather(*(self._group(step, index, row) for index, row in enumerate(self._rows)))
         rewards = [group.rewards[~np.isnan(group.rewards)] for group in groups if group is not None]
         wanted = len(self._rows) * self._loop.config.eval_num_generations
         scored = sum(len(values) for values in rewards)
         return EvaluationDone(step, pass_rates(rewards), wanted, wanted - scored, time.monotonic() - started)
 
-    async def _group(self, row_index: int, row: dict[str, Any]) -> RolloutGroup | None:
+    async def _group(self, step: int, row_index: int, row: dict[str, Any]) -> RolloutGroup | None:
         loop = self._loop
         await loop.client.until_available()
         group_id = uuid.uuid4().hex
@@ -55,7 +58,16 @@ class Evaluation:
                 "warning", "reward_error", text, traceback=failed.traceback, function=failed.function
             )
         scoring.combine_rewards(group, scores, self._weights)
+        if self._spool is not None:
+            for record in scoring.rollout_records(group, np.zeros(len(rollouts)), None):
+                marked = {**record, "row_index": stored_row(row_index), "evaluation": step}
+                self._spool.rollout(group.weight_version, marked)
         return group
+
+
+def stored_row(row_index: int) -> int:
+    """The number under which a row of the evaluation dataset is stored: -1 for the first, so that none is one of training."""
+    return -1 - row_index
 
 
 def pass_rates(rewards: list[np.ndarray]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,9 +44,11 @@ from trainer_core.rollout.score_stage import ScoreStage
 from trainer_core.rollout.slots import Slots
 from trainer_core.rollout.staleness import StalenessAdmission
 from trainer_core.rollout.state import RolloutState
+from trainer_core.rollout.streams import Prompt, is_stream, stream_rows
 from trainer_core.rollout.tools import Tool, ToolThreads, tool_table
 from trainer_core.rollout.turns import PromptTooLong, messages_of, rollout_tools, take_turns
 from trainer_core.rollout.types import Rollout, RolloutGroup
+from trainer_core.spool import Spool
 
 
 class RolloutFailure(RuntimeError):
@@ -99,8 +101,9 @@ class AsyncRolloutLoop:
         )
         self.slots = Slots(config.max_concurrent_rollouts)
         self.controller = ConcurrencyController(config.max_concurrent_rollouts, None)
-        self.scoring = ScoreStage(self, given.pool, given.reward_weights, given.rollouts_path)
-        self.evaluation = Evaluation(self, given.eval_rows, given.pool, given.reward_weights)
+        stored = Spool(given.rollouts_path) if given.rollouts_path else None
+        self.scoring = ScoreStage(self, given.pool, given.reward_weights, stored)
+        self.evaluation = Evaluation(self, given.eval_rows, given.pool, given.reward_weights, stored)
         self.held_by_staleness = False
         self.groups: dict[str, asyncio.Task[None]] = {}
         self.open_groups: set[str] = set()
@@ -187,11 +190,11 @@ class AsyncRolloutLoop:
             if self.environments is not None:
                 await self.environments.close()
             await self.client.close()
+            self.monitor.send_values()  # what was counted since the last time belongs to the run's totals
 
     async def _generate(self) -> None:
         """Dispatch one group after another, each when its samples will be fresh enough and there is room for it."""
-        for epoch, row_index in self._prompts():
-            row = self.train_dataset[row_index]
+        async for epoch, row_index, row in self._prompts():
             await self._until(lambda: self._weights_known)
             await self.client.until_available()
             self.held_by_staleness = not self.admission.may_dispatch()
@@ -316,19 +319,31 @@ class AsyncRolloutLoop:
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def _prompts(self) -> Iterator[tuple[int, int]]:
-        """(epoch, row index) of every prompt still to do. Raises RolloutFailure when a whole epoch is refused."""
-        seed = self.config.data_seed if self.config.data_seed is not None else self.config.seed
-        shuffle = self.config.train_sampling_strategy != "sequential"
+    async def _prompts(self) -> AsyncIterator[Prompt]:
+        """Every prompt still to do. Raises RolloutFailure when a whole epoch is refused, StreamFailure."""
         current = None
-        for epoch, row_index in self._state.remaining(seed, shuffle):
+        async for epoch, row_index, row in self._rows():
             if epoch != current:
                 if current is not None and not self._dispatched_in_epoch and not self._state.done(current):
                     raise RolloutFailure(
                         f"filter_prompt refused every prompt of epoch {current}, so nothing can be trained on"
                     )
                 current, self._dispatched_in_epoch = epoch, 0
-            yield epoch, row_index
+            yield epoch, row_index, row
+
+    async def _rows(self) -> AsyncIterator[Prompt]:
+        seed = self.config.data_seed if self.config.data_seed is not None else self.config.seed
+        shuffle = self.config.train_sampling_strategy != "sequential"
+        if is_stream(self.train_dataset):
+            if self._state.prompts_done():
+                text = (
+                    "The training dataset is a stream, which cannot be repositioned: it begins at its first row again."
+                )
+                self.monitor.event_once("warning", "stream_restarted", text)
+            async for prompt in stream_rows(self.train_dataset, seed, shuffle, self.config.request_timeout):
+                yield prompt
+        for epoch, row_index in self._state.remaining(seed, shuffle):
+            yield epoch, row_index, self.train_dataset[row_index]
 
     def drop_group(self, group_id: str, row_index: int, epoch: int, reason: Any) -> None:
         """The group gives no samples: its slot is free, its prompt counts as done."""

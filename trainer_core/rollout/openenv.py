@@ -3,7 +3,8 @@
     environment_factory=functools.partial(OpenEnv, functools.partial(EchoEnv, base_url="http://host:8000"), EchoAction)
 
 OpenEnv itself is not imported. What is used of a client is `reset`, `step` and `close`, async or not; results have
-`observation`, `reward` and `done`, and the action class is a pydantic model.
+`observation`, `reward` and `done`, and the action class is a pydantic model. `connect(base_url)` needs neither: it speaks to a
+server with dictionaries, and asks it what an action is made of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trainer_core.rollout.openenv_session import Session
+
 PASSED_ON = ("seed", "episode_id")
 """Columns of a row that reset understands."""
 BOOKKEEPING = {"done", "reward", "metadata"}
@@ -22,11 +25,15 @@ BOOKKEEPING = {"done", "reward", "metadata"}
 
 
 class OpenEnv:
-    """`connect` makes a client, `action` builds an action from its fields. The reward is the sum over the episode."""
+    """`connect` makes a client, `action` builds an action from its fields. The reward is the sum over the episode.
 
-    def __init__(self, connect: Callable[[], Any], action: type[BaseModel]) -> None:
+    Without `action` the client takes the fields themselves, and has `action_schema()`.
+    """
+
+    def __init__(self, connect: Callable[[], Any], action: type[BaseModel] | None = None) -> None:
         self._client = connect()
         self._action = action
+        self._schema = None if action is None else action.model_json_schema()
         self._reward: float | None = None
         self._done = False
 
@@ -35,7 +42,9 @@ class OpenEnv:
         wanted = {name: row[name] for name in PASSED_ON if row.get(name) is not None}
         self._reward, self._done = None, False
         seen = self._take(await _result(self._client.reset(**wanted)))
-        fields = self._action.model_json_schema()["properties"]
+        if self._schema is None:
+            self._schema = await _result(self._client.action_schema())
+        fields = self._schema.get("properties", {})
         described = {name: field for name, field in fields.items() if name not in BOOKKEEPING}
         return f"{seen}\n\nFields of an action: {json.dumps(described)}"
 
@@ -47,7 +56,7 @@ class OpenEnv:
         """
         if self._done:
             return "The episode is over."
-        return self._take(await _result(self._client.step(self._action(**action))))
+        return self._take(await _result(self._client.step(action if self._action is None else self._action(**action))))
 
     async def close(self) -> None:
         """Give the server's session back."""
@@ -66,6 +75,11 @@ class OpenEnv:
         values = seen.model_dump(mode="json", exclude=BOOKKEEPING) if isinstance(seen, BaseModel) else seen
         text = json.dumps(values, ensure_ascii=False, default=str)
         return f"{text} The episode is over." if self._done else text
+
+
+def connect(base_url: str) -> OpenEnv:
+    """An environment that is played on the OpenEnv server at this address."""
+    return OpenEnv(lambda: Session(base_url))
 
 
 async def _result(value: Any) -> Any:

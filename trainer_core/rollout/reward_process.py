@@ -95,7 +95,10 @@ def _serve_calls(connection: socket.socket, functions: Sequence[RewardFunction])
     """A reward process's whole life. Never returns."""
     stream = connection.makefile("rwb")
     while True:
-        header = stream.read(_LENGTH.size)
+        try:
+            header = stream.read(_LENGTH.size)
+        except ConnectionResetError:  # the worker is gone
+            header = b""
         if len(header) != _LENGTH.size:
             os._exit(0)
         index, arguments = pickle.loads(stream.read(_LENGTH.unpack(header)[0]))

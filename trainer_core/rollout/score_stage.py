@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,12 +29,12 @@ class ScoreStage:
     """Bounded on both sides: by the score queue before it, and by the credit of the sample queue behind it."""
 
     def __init__(
-        self, loop: AsyncRolloutLoop, pool: RewardPool, reward_weights: list[float], rollouts_path: Path | None
+        self, loop: AsyncRolloutLoop, pool: RewardPool, reward_weights: list[float], stored: Spool | None
     ) -> None:
         self._loop = loop
         self._pool = pool
         self._weights = reward_weights
-        self._spool = Spool(rollouts_path) if rollouts_path else None
+        self._spool = stored
         self._watch = RewardWatch()
         self._groups: asyncio.Queue[tuple[int, RolloutGroup, float]] = asyncio.Queue(SCORE_QUEUE_GROUPS)
         self._credit = asyncio.Semaphore(loop.config.queue_maxsize)

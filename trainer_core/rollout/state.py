@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 
@@ -46,9 +47,9 @@ class RolloutState:
         """Row indices done in this epoch."""
         return frozenset(self._done.get(epoch, ()))
 
-    def prompts_done(self) -> int:
-        """Prompts done over all epochs; divided by the rows of the dataset it is the training's epoch."""
-        return sum(len(rows) for rows in self._done.values())
+    def prompts_done(self, epochs: float = math.inf) -> int:
+        """Prompts done over all epochs, or the first so many; divided by the rows of the dataset it is the training's epoch."""
+        return sum(len(rows) for epoch, rows in self._done.items() if epoch < epochs)
 
     def first_untrained_index(self) -> int:
         """Lowest row index not done in the oldest epoch that has one; kept for readers of the original file format."""

@@ -27,6 +27,7 @@ from trainer_core.rollout.messages import Stop, WorkerFailed
 from trainer_core.rollout.reward_pool import RewardPool
 from trainer_core.rollout.reward_process import Zygote, die_with_parent
 from trainer_core.rollout.state import RolloutState
+from trainer_core.rollout.streams import is_stream
 from trainer_core.rollout.tools import Tool, tool_table
 from trainer_core.rollout.types import RolloutSample
 
@@ -94,8 +95,8 @@ class RolloutWorker:
         eval_dataset: Any = None,
     ) -> None:
         state = state if state is not None else RolloutState()
-        rows = len(train_dataset)
-        if state.num_rows and state.num_rows != rows:
+        rows = 0 if is_stream(train_dataset) else len(train_dataset)
+        if rows and state.num_rows and state.num_rows != rows:
             raise ValueError(
                 f"the checkpoint was made with a dataset of {state.num_rows} rows, this one has {rows}; "
                 "resume with the same dataset"
@@ -134,6 +135,8 @@ class RolloutWorker:
         ]
         parts += [("reward function", function) for function in self._job.reward_funcs]
         parts += [("tool", tool) for tool in self._job.tools]
+        if is_stream(self._job.train_dataset):  # it may hold a generator of the user's
+            parts.append(("train_dataset", self._job.train_dataset))
         for kind, value in [*parts, ("args", self._job.config)]:
             try:
                 pickle.loads(ForkingPickler.dumps(value))

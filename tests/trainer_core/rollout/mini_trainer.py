@@ -33,6 +33,7 @@ from trainer_core.rollout.messages import (
 from trainer_core.rollout.reward_pool import RewardPool
 from trainer_core.rollout.reward_process import Zygote
 from trainer_core.rollout.state import RolloutState
+from trainer_core.rollout.streams import is_stream
 from trainer_core.rollout.types import RolloutSample
 
 
@@ -71,6 +72,7 @@ class MiniTrainer:
     metrics: MetricBuffer = field(default_factory=MetricBuffer)
     trained: Counter[tuple[int, int]] = field(default_factory=Counter)
     step_s: float = 0.0
+    model_name: str = "policy-v{version}"
 
     def run(self, body: Callable[[MiniTrainer], Awaitable[None]], timeout: float = 60.0) -> None:
         """Run the loop until `body` returns. Raises what the loop raised."""
@@ -78,7 +80,7 @@ class MiniTrainer:
         asyncio.run(self._run(zygote, body, timeout))
 
     async def _run(self, zygote: Zygote, body: Callable[[MiniTrainer], Awaitable[None]], timeout: float) -> None:
-        self.state.num_rows = len(self.rows)
+        self.state.num_rows = 0 if is_stream(self.rows) else len(self.rows)
         state = RolloutState.from_json(self.state.to_json())  # as pickling does, so that nothing is shared
         self._queue: list[tuple[int, int, RolloutSample]] = []
         self._arrivals = itertools.count()
@@ -161,7 +163,7 @@ class MiniTrainer:
 
     def push(self, version: int) -> None:
         self.state.weight_version = version
-        self.loop.handle(WeightsPushed(version, f"policy-v{version}"))
+        self.loop.handle(WeightsPushed(version, self.model_name.format(version=version)))
 
     async def evaluate(self, step: int) -> EvaluationDone:
         """Wait for an evaluation, as the trainer does."""

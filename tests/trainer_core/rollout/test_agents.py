@@ -123,14 +123,16 @@ class Run:
     def __init__(self, folder: Path, raw: dict[str, list[Any]]) -> None:
         self.raw = raw
         lines = [json.loads(line) for line in (folder / "spool.jsonl").read_text().splitlines()]
-        self.steps = [line["values"] for line in lines if line["kind"] == "metrics" and "loss" in line["values"]]
-        self.evaluations = {
-            line["step"]: line["values"] for line in lines if line["kind"] == "metrics" and "loss" not in line["values"]
-        }
+        metrics = [line for line in lines if line["kind"] == "metrics"]
+        self.steps = [line["values"] for line in metrics if "loss" in line["values"]]
+        self.evaluations = {line["step"]: line["values"] for line in metrics if "eval/reward" in line["values"]}
+        self.reported = [line["values"] for line in metrics]
         self.events = [line for line in lines if line["kind"] == "event"]
         stored = (folder / "rollouts.jsonl").read_text().splitlines()
-        self.rollouts = [json.loads(line)["rollout"] for line in stored]
-        self.generated_until = max(json.loads(line)["t"] for line in stored)
+        everything = [json.loads(line) for line in stored if json.loads(line)["kind"] == "rollout"]
+        self.rollouts = [line["rollout"] for line in everything if "evaluation" not in line["rollout"]]
+        self.evaluated = [line["rollout"] for line in everything if "evaluation" in line["rollout"]]
+        self.generated_until = max(line["t"] for line in everything if "evaluation" not in line["rollout"])
         self.accounts = [json.loads(line) for line in (folder / "accounts").read_text().splitlines()]
 
     def kept(self, kind: str) -> list[dict[str, Any]]:
@@ -138,10 +140,9 @@ class Run:
         return [line for line in self.accounts if line["kind"] == kind and line["at"] <= self.generated_until]
 
     def total(self, name: str) -> float:
-        """A total over the whole run. Steps hold all of it, unless the run ended with groups that were dropped."""
+        """A total over the whole run, all of which was reported: what came after the last step, too."""
         total = sum(self.raw.get(name, []))
-        reported = sum(values.get(name, 0.0) for values in self.steps)
-        assert reported == pytest.approx(total) or (reported < total and self.rollouts[-1]["dropped"])
+        assert sum(values.get(name, 0.0) for values in self.reported) == pytest.approx(total)
         return total
 
     def overall(self, name: str) -> float:
@@ -183,8 +184,13 @@ def train(skilled_server: RunningServer, tmp_path: Path, monkeypatch: pytest.Mon
         return Run(tmp_path, raw)
 
     yield run
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(skilled_server.model_path)}}
-    httpx.post(f"{skilled_server.url}/collective_rpc", json=body, timeout=60).raise_for_status()
+    restore(skilled_server)
+
+
+def restore(server: RunningServer) -> None:
+    """Give the server its first weights again."""
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(server.model_path)}}
+    httpx.post(f"{server.url}/collective_rpc", json=body, timeout=60).raise_for_status()
 
 
 def sums(count: int, seed: int) -> list[dict[str, Any]]:
@@ -271,6 +277,10 @@ def test_a_run_with_a_calculator(train: Any) -> None:
     assert 0 <= found["eval/pass@1"] <= found["eval/pass@k"] <= 1
     assert -0.1 <= found["eval/reward"] <= 1
     assert [event["step"] for event in run.events if event["name"] == "evaluated"] == [2]
+    assert [rollout["evaluation"] for rollout in run.evaluated] == [2] * 10
+    assert Counter(rollout["row_index"] for rollout in run.evaluated) == dict.fromkeys(range(-5, 0), 2)
+    rewards = [rollout["reward"] for rollout in run.evaluated]
+    assert sum(rewards) / len(rewards) == pytest.approx(found["eval/reward"])
 
 
 def test_a_run_in_a_text_game(train: Any) -> None:
@@ -290,3 +300,53 @@ def test_a_run_in_a_text_game(train: Any) -> None:
     for number in (1, 4, 6, 8):
         found = [r["reward"] for r in run.rollouts if rows[r["row_index"]]["number"] == number]
         assert len(found) == 8
+
+
+def test_a_spec_that_names_a_tool_is_launched(skilled_server: RunningServer, tmp_path: Path) -> None:
+    """As a run from the browser is: the calculator that comes with Offbeat, by its name in the spec."""
+    from trainer_core import launch
+    from trainer_core.spec import RunSpec
+
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    spec = RunSpec.model_validate(
+        {
+            "model": {"path": str(skilled_server.model_path)},
+            "data": {"source": "reasoning_gym:chain_sum", "size": 12, "seed": 3, "options": options},
+            "agent": {"tools": ["calculator"], "max_tool_calling_iterations": 2},
+            "rollout": {"num_generations": 8, "max_completion_length": 96, "max_staleness": 0},
+            "training": {
+                "max_steps": 1,
+                "per_device_train_batch_size": 8,
+                "gradient_accumulation_steps": 2,
+                "bf16": False,
+            },
+            "lora": {"enabled": False},
+            "server": {"max_model_len": 512, "dtype": "float32"},
+        }
+    )
+    (tmp_path / "spec.yaml").write_text(spec.to_yaml())
+    arguments = [
+        "--spec",
+        str(tmp_path / "spec.yaml"),
+        "--run-dir",
+        str(tmp_path),
+        "--attempt-dir",
+        str(tmp_path / "1"),
+    ]
+    arguments += ["--model", str(skilled_server.model_path), "--server", skilled_server.url]
+    try:
+        assert launch.main(arguments) == 0
+    finally:
+        restore(skilled_server)
+    lines = [json.loads(line) for line in (tmp_path / "1" / "spool.jsonl").read_text().splitlines()]
+    stored = [json.loads(line) for line in (tmp_path / "1" / "rollouts.jsonl").read_text().splitlines()]
+    talks = [line["rollout"]["completion"] for line in stored if line["kind"] == "rollout"]
+    results = [
+        message for talk in talks for message in talk if message["role"] == "tool" and message["name"] == "calculator"
+    ]
+    right = [message["content"] for message in results if not message["content"].startswith("Error: ")]
+    assert right
+    assert all(float(value) == int(float(value)) for value in right), "sums of whole numbers"
+    counted = sum(line["values"].get("tools/calculator/call_total", 0) for line in lines if line["kind"] == "metrics")
+    assert counted >= len(results) > 0
+    assert [line["name"] for line in lines if line["kind"] == "event"][-1] == "finished"

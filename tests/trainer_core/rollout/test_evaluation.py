@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,14 @@ def test_an_evaluation_counts_each_prompt_and_leaves_out_what_has_no_score(make:
     (done,) = trainer.evaluations
     assert done.values == {"eval/reward": (0 + 0 + 1 + 1 + 0 + 3) / 6, "eval/pass@1": 0.5, "eval/pass@k": 2 / 3}
     assert (done.step, done.rollouts, done.unscored) == (3, 8, 2)
+    lines = [json.loads(line) for line in trainer.rollouts_path.read_text().splitlines()]  # type: ignore[union-attr]
+    stored = [line["rollout"] for line in lines if "evaluation" in line["rollout"]]
+    assert Counter((line["row_index"], line["epoch"], line["evaluation"]) for line in stored) == {
+        (row, -1, 3): 2 for row in (-1, -2, -3, -4)
+    }
+    assert sorted((line["row_index"], line["reward"]) for line in stored if line["row_index"] > -4) == [
+        (-3, 0.0), (-3, 3.0), (-2, 1.0), (-2, 1.0), (-1, 0.0), (-1, 0.0)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("evaluates", [False, True])

@@ -14,6 +14,7 @@ import pytest
 from tests.trainer_core.rollout.conftest import MakeTrainer
 from tests.trainer_core.rollout.mini_trainer import MiniTrainer
 from tests.trainer_core.rollout.stub_server import StubServer
+from trainer_core.rollout import watch
 from trainer_core.rollout.loop import RolloutFailure
 from trainer_core.rollout.score_stage import RewardFailure
 from trainer_core.rollout.state import RolloutState
@@ -117,8 +118,10 @@ def test_reward_functions_that_sometimes_fail_are_counted(make: MakeTrainer) -> 
         await asyncio.sleep(1.2)
 
     trainer.run(body)
-    texts = [event.text for event in trainer.events if event.name == "reward_error"]
+    failures = [event for event in trainer.events if event.name == "reward_error"]
+    texts = [event.text for event in failures]
     assert len(texts) == len(set(texts)) >= 2
+    assert all(event.data["traceback"].startswith("Traceback") for event in failures)
     assert all(message.reason == "unscorable" for message in trainer.dropped)
     assert trainer.metrics.flush()["rewards/sometimes_broken/error_total"] == len(trainer.dropped)
 
@@ -126,6 +129,24 @@ def test_reward_functions_that_sometimes_fail_are_counted(make: MakeTrainer) -> 
 def test_reward_functions_that_never_work_end_the_run(make: MakeTrainer) -> None:
     with pytest.raises(RewardFailure, match="none of the first 4 groups could be scored: broken: KeyError: 'gold'"):
         make(rewards=[broken]).run(lambda t: t.train(2), timeout=10)
+
+
+def always_one(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [1.0] * len(completion_ids)
+
+
+def test_rewards_that_are_all_equal_raise_an_alarm(make: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "EQUAL_GROUPS", 5)
+    trainer = make(rewards=[always_one])
+
+    async def body(trainer: MiniTrainer) -> None:
+        while not trainer.events:
+            await asyncio.sleep(0.01)
+
+    trainer.run(body)
+    assert trainer.events[0].name == "reward_alarm"
+    assert trainer.events[0].text.startswith("all rewards were equal within each of the last 5 groups")
+    assert {message.reason for message in trainer.dropped} == {"zero_variance"}
 
 
 def hangs_on_low_tokens(completion_ids: list[list[int]], **columns: Any) -> list[float]:

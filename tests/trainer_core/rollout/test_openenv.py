@@ -1,21 +1,27 @@
-"""OpenEnv's client contract, by a stand-in with the shapes of openenv-core 0.3: the package itself brings too much along."""
+"""OpenEnv: its client contract, by a stand-in with the shapes of openenv-core 0.3 (the package brings too much along), and a
+server that speaks its protocol.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import json
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from aiohttp import WSMsgType, web
+from pydantic import BaseModel, Field, ValidationError
 from transformers.utils import get_json_schema
 
 from tests.trainer_core.rollout.conftest import MakeTrainer
 from tests.trainer_core.rollout.stub_server import StubServer
 from trainer_core.rollout.environments import environment_tools
-from trainer_core.rollout.openenv import OpenEnv
+from trainer_core.rollout.openenv import OpenEnv, connect
+from trainer_core.rollout.registry import load_environment
 
 
 class Guess(BaseModel):
@@ -111,3 +117,125 @@ def test_a_run(make: MakeTrainer, server: StubServer, tiny_model: Any) -> None:
     trainer.run(lambda t: t.train(2))
     assert {sample.reward for sample in trainer.samples} <= {1.0, -0.1}
     assert "Fields of an action" in tokenizer.decode(trainer.samples[0].input_ids)
+
+
+class Game:
+    """A server of the guessing game: an environment for each WebSocket, as OpenEnv's servers have."""
+
+    def __init__(self) -> None:
+        self.sessions = self.open = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Game:
+        self._thread.start()
+        self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    async def _start(self) -> str:
+        app = web.Application()
+        app.router.add_get("/schema", self._schema)
+        app.router.add_get("/ws", self._play)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        assert site._server is not None
+        return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+
+    async def _schema(self, _: web.Request) -> web.Response:
+        return web.json_response({"action": Guess.model_json_schema(), "observation": {}, "state": {}})
+
+    async def _play(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self.sessions += 1
+        self.open += 1
+        client = Client()
+        async for message in socket:
+            if message.type != WSMsgType.TEXT or (asked := message.json())["type"] == "close":
+                break
+            try:
+                if asked["type"] == "reset":
+                    result = await client.reset(**asked["data"])
+                else:
+                    result = await client.step(Guess(**asked["data"]))
+            except ValidationError:
+                await socket.send_json({"type": "error", "data": {"message": "no number", "code": "VALIDATION_ERROR"}})
+                continue
+            seen = result.observation.model_dump(exclude={"done", "reward", "metadata"})
+            data = {"observation": seen, "reward": result.reward, "done": result.done}
+            await socket.send_json({"type": "observation", "data": data})
+        self.open -= 1
+        await socket.close()
+        return socket
+
+
+@pytest.fixture
+def game() -> Iterator[Game]:
+    with Game() as server:
+        yield server
+
+
+def test_an_episode_on_a_server(game: Game) -> None:
+    async def play() -> None:
+        environment, other = connect(game.url), connect(game.url)
+        seen, _, fields = (await environment.reset(seed=7, prompt="p")).partition("\n\nFields of an action: ")
+        await other.reset(seed=2)
+        assert json.loads(seen) == {"hint": "from 0 to 9"}
+        assert json.loads(fields)["number"]["description"] == "From 0 to 9"
+        assert await environment.act(action={"number": 3}) == '{"hint": "higher"}'
+        assert await other.act(action={"number": 3}) == '{"hint": "lower"}'
+        with pytest.raises(RuntimeError, match=r"no number \(VALIDATION_ERROR\)"):
+            await environment.act(action={"numbre": 3})
+        assert await environment.act(action={"number": 7}) == '{"hint": "found"} The episode is over.'
+        assert environment.get_reward() == pytest.approx(0.9)
+        await environment.reset(seed=1)
+        assert game.sessions == 2, "an environment keeps its session"
+        await environment.close()
+        await other.close()
+        async with asyncio.timeout(5):
+            while game.open:
+                await asyncio.sleep(0.01)
+        await environment.reset(seed=1)
+        await environment.close()
+
+    asyncio.run(play())
+
+
+def test_a_server_that_is_none_is_a_sentence() -> None:
+    async def play(url: str) -> None:
+        await connect(url).reset()
+
+    with pytest.raises(ValueError, match="it must begin with http"):
+        asyncio.run(play("host:1"))
+    with pytest.raises(RuntimeError, match=r"the OpenEnv server at http://127\.0\.0\.1:9 cannot be reached"):
+        asyncio.run(play("http://127.0.0.1:9"))
+
+
+def test_a_run_on_a_server(make: MakeTrainer, server: StubServer, game: Game, tiny_model: Any) -> None:
+    """Rollouts side by side have a session each, kept from one rollout to the next and closed at the end."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    server.context = 2048
+    said = ['<tool_call>{"name": "act", "arguments": {"action": {"number": %d}}}</tool_call>', "done"]
+
+    def reply(body: dict[str, Any]) -> list[int]:
+        turn = tokenizer.decode(body["prompt"]).count("assistant\n") - 1
+        return tokenizer.encode(said[turn] % (len(server.requests) % 10) if turn == 0 else said[turn])
+
+    server.reply = reply  # type: ignore[method-assign]
+    trainer = make(
+        rewards=[], environment_factory=load_environment("openenv", {"base_url": game.url}), max_completion_length=300,
+        max_staleness=0,
+    )  # fmt: skip
+    trainer.run(lambda t: t.train(2))
+    assert {sample.reward for sample in trainer.samples} <= {1.0, -0.1}
+    assert 2 <= game.sessions <= 8, "one for each rollout in flight"
+    assert game.open == 0

@@ -197,7 +197,7 @@ def test_a_killed_trainer_takes_everything_along(server: StubServer, tiny_model:
         if __name__ == "__main__":
             handle = worker(config_for({server.url!r}, Path({str(tmp_path)!r})), Path({str(tiny_model)!r}))
             handle.start()
-            handle.get(START_S)
+            handle.get({START_S})
             print("ready", flush=True)
             time.sleep(100)
     """)
