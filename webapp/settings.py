@@ -96,7 +96,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "webapp.middleware.ContentSecurityPolicy",
     "webapp.audit.origin.KeepOrigin",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "webapp.static_files.StreamedStaticFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",

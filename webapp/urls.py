@@ -4,11 +4,13 @@ from django.urls import URLPattern, URLResolver, include, path
 from django.views.generic import RedirectView
 
 from webapp.accounts import views as accounts
+from webapp.confirming import confirm
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="runs:list"), name="home"),
     path("login/", accounts.login, name="login"),
     path("logout/", accounts.logout, name="logout"),
+    path("confirm/", confirm, name="confirm"),
     path("account/", include("webapp.accounts.urls")),
     path("runs/", include("webapp.runs.urls")),
     path("runs/<uuid:run_id>/rollouts/", include("webapp.rollouts.urls")),

@@ -52,6 +52,7 @@
     dialog.addEventListener("close", () => {
       if (dialog.returnValue !== "yes") return;
       event.target.dataset.confirmed = "1";
+      event.submitter?.removeAttribute("formaction"); // the page that asks where no script runs
       event.target.requestSubmit(event.submitter);
       delete event.target.dataset.confirmed;
     }, { once: true });

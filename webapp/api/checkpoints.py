@@ -10,6 +10,7 @@ from django.urls import reverse
 from ninja import Router
 
 from webapp.api.auth import get_run
+from webapp.api.openapi import FILE, STREAM
 from webapp.api.schemas import CheckpointOut, Detail, Id
 from webapp.checkpoints import files, views
 from webapp.checkpoints.models import Checkpoint
@@ -36,6 +37,7 @@ def get(request: HttpRequest, checkpoint_id: Id) -> dict[str, Any]:
     "/checkpoints/{int:checkpoint_id}/files/{path:name}",
     response={200: None, 404: Detail},
     url_name="file",
+    openapi_extra=FILE,
 )
 def download(request: HttpRequest, checkpoint_id: Id, name: str) -> HttpResponseBase:
     """One file; Range, If-Range and ETag work, so that a download can go on where it broke off."""
@@ -43,7 +45,11 @@ def download(request: HttpRequest, checkpoint_id: Id, name: str) -> HttpResponse
 
 
 @router.api_operation(
-    ["GET", "HEAD"], "/checkpoints/{int:checkpoint_id}/zip", response={200: None, 404: Detail}, url_name="zip"
+    ["GET", "HEAD"],
+    "/checkpoints/{int:checkpoint_id}/zip",
+    response={200: None, 404: Detail},
+    url_name="zip",
+    openapi_extra=STREAM,
 )
 def download_zip(
     request: HttpRequest, checkpoint_id: Id, part: Literal["model", "resume", "all"] = "model"

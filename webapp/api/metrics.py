@@ -8,11 +8,12 @@ from uuid import UUID
 import orjson
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import reverse
-from ninja import Query, Router
+from ninja import Query, Router, Status
 from pydantic import ValidationError
 
 from webapp.api.auth import get_own_run, get_run, user_of
 from webapp.api.errors import Invalid
+from webapp.api.openapi import STREAM
 from webapp.api.schemas import Detail, Imported, ImportIn, Stored
 from webapp.metrics import charts, export, history
 from webapp.metrics.lines import MAX_NAME
@@ -55,13 +56,13 @@ def chart(
 
 
 @router.post("/imports", response={201: Imported, 422: Detail})
-def import_(request: HttpRequest, payload: ImportIn) -> tuple[int, dict[str, Any]]:
+def import_(request: HttpRequest, payload: ImportIn) -> Status[dict[str, Any]]:
     """Make a run that was trained elsewhere and has ended; its points follow, as POST /runs/<id>/metrics."""
     try:
         run = history.create(user_of(request), **payload.dict())
     except ValidationError as error:
         raise Invalid(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}") from error
-    return 201, {"id": run.pk, "url": reverse("runs:detail", args=[run.pk])}
+    return Status(201, {"id": run.pk, "url": reverse("runs:detail", args=[run.pk])})
 
 
 @router.post("/runs/{uuid:run_id}/metrics", response={200: Stored, 403: Detail, 404: Detail, 409: Detail, 422: Detail})
@@ -78,7 +79,7 @@ def ingest(request: HttpRequest, run_id: UUID, offset: Annotated[int, Query(ge=0
     return {"offset": history.add(run, offset, request.body)}
 
 
-@router.get("/runs/{uuid:run_id}/metrics/export", response={200: None, 404: Detail, 422: Detail})
+@router.get("/runs/{uuid:run_id}/metrics/export", response={200: None, 404: Detail, 422: Detail}, openapi_extra=STREAM)
 def export_(
     request: HttpRequest, run_id: UUID, metric: Annotated[list[str], Query()] = [], format: export.Format = "csv",  # noqa: B006
 ) -> StreamingHttpResponse:  # fmt: skip

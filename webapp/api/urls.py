@@ -9,13 +9,15 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import URLPattern, re_path, reverse
+from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.openapi.docs import DocsBase
 from ninja.renderers import BaseRenderer
 
-from webapp.api import audit, checkpoints, metrics, rewards, runs, studio, sweeps
+from webapp.api import audit, checkpoints, metrics, reports, rewards, runs, studio, sweeps
 from webapp.api.auth import AUTH
 from webapp.api.errors import add_handlers
+from webapp.api.openapi import StudioAPI
 
 
 class OrjsonRenderer(BaseRenderer):
@@ -32,16 +34,17 @@ class LocalDocs(DocsBase):
         return render(request, "api/docs.html", {"settings": {"url": reverse("api:openapi-json"), "deepLinking": True}})
 
 
+@csrf_exempt  # it changes nothing, and a program must get JSON rather than the page about cookies
 def unknown_address(request: HttpRequest) -> HttpResponse:
     return api.create_response(request, {"detail": f"There is no {request.path}; see /api/docs."}, status=404)
 
 
-api = NinjaAPI(
+api = StudioAPI(
     title="Offbeat", version="1", urls_namespace="api", auth=AUTH, docs=LocalDocs(), renderer=OrjsonRenderer(),
     description="Everything the pages can do. Send `Authorization: Bearer <token>`; tokens are made on the account page.",
 )  # fmt: skip
 add_handlers(api)
-for module in (runs, metrics, checkpoints, rewards, studio, audit, sweeps):
+for module in (runs, metrics, checkpoints, rewards, studio, audit, sweeps, reports):
     api.add_router("", module.router)
 
 urlpatterns, app_name, _ = api.urls

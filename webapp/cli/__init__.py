@@ -18,7 +18,7 @@ from webapp.cli.client import Failure
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(_with_sort(sys.argv[1:] if arguments is None else arguments))
     try:
         return options.command(options)
     except Failure as failure:
@@ -30,6 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _with_sort(arguments: list[str]) -> list[str]:
+    """`--sort -reward` as `--sort=-reward`: argparse takes a word that begins with a minus for an option."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined and joined[-1] == "--sort":
+            joined[-1] = f"--sort={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,10 +12,8 @@ from trainer_core.spec import ModelSpec, RunSpec
 from webapp.accounts.models import User
 from webapp.metrics.store import WrongOffset, ship_spool
 from webapp.runs.lifecycle import Refused, record
-from webapp.runs.models import Attempt, Run, State
+from webapp.runs.models import IMPORTED, Attempt, Run, State
 
-IMPORTED = "imported"
-"""Name of the event that says where such a run comes from. Its data holds the settings it had there."""
 MAX_BODY = 2 * 2**20
 _MODEL_KEYS = ("model_name_or_path", "model_name", "_name_or_path", "model", "base_model")
 

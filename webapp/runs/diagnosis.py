@@ -14,12 +14,14 @@ from typing import Literal
 from django.utils import timezone
 
 from webapp.metrics import reading
+from webapp.metrics.overview import CHARTS
 from webapp.runs.models import Run, State
 
 Verdict = Literal[
     "waiting", "starting", "stalled", "diverging", "generation-bound", "trainer-bound", "balanced", "unknown"
 ]
 
+CHART_TITLES = {chart.key: chart.title for chart in CHARTS}
 WINDOW = 20
 """Optimizer steps that are looked at."""
 HELD = 0.15
@@ -52,12 +54,17 @@ class Facts:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`knob` is what to turn, or ''; `charts` are keys of webapp.metrics.overview.CHARTS."""
+    """`knob` is what to turn; `charts` are keys of webapp.metrics.overview.CHARTS (a draft has none to show)."""
 
     verdict: Verdict
     sentence: str
-    knob: str = ""
+    knob: str
     charts: tuple[str, ...] = ()
+
+    @property
+    def titled_charts(self) -> list[tuple[str, str]]:
+        """Key and title of each chart."""
+        return [(key, CHART_TITLES[key]) for key in self.charts]
 
 
 def diagnosis_of(run: Run) -> Diagnosis:
@@ -87,14 +94,20 @@ def jumped(kl: Sequence[float]) -> tuple[float, float] | None:
 
 def diagnose(facts: Facts) -> Diagnosis:
     """The first verdict that holds, gravest first."""
-    if facts.state in (State.DRAFT, State.QUEUED):
-        return Diagnosis("waiting", facts.reason or "Not started yet.")
+    if facts.state == State.DRAFT:
+        return Diagnosis("waiting", facts.reason or "Not started yet.", "launching it, or editing it first")
     steps = facts.recent.get("loss", ())
+    if facts.state == State.QUEUED and not steps:
+        knob = "resources.rollout_gpus and resources.trainer_gpus: fewer devices are free sooner"
+        return Diagnosis("waiting", facts.reason or "Waits in the queue.", knob, ("reward",))
     if not steps:
         if facts.state in (State.STARTING, State.RUNNING):
             text = "Starting: no optimizer step yet. The server loads the model first, then the first rollouts are generated."
-            return Diagnosis("starting", text, charts=("reward",))
-        return Diagnosis("unknown", facts.reason or "No optimizer step was made.")
+            knob = "server.enforce_eager: on, the server starts sooner and generates slower"
+            return Diagnosis("starting", text, knob, ("reward", "concurrency"))
+        return Diagnosis(
+            "unknown", facts.reason or "No optimizer step was made.", "the logs, which say how far it came", ("reward",)
+        )
     return _diverging(facts) or _stalled(facts) or _bound(facts)
 
 
@@ -137,7 +150,8 @@ def _stalled(facts: Facts) -> Diagnosis | None:
 def _bound(facts: Facts) -> Diagnosis:
     step_s = sum(_finite(facts, "perf/step_s"))
     if step_s <= 0:
-        return Diagnosis("unknown", "Not enough is reported yet to tell what holds the run back.")
+        return Diagnosis("unknown", "Not enough is reported yet to tell what holds the run back.", "waiting for a whole step",
+                         ("step_time", "reward"))  # fmt: skip
     starving = sum(_finite(facts, "perf/rollout_wait_s")) / step_s
     held = sum(_finite(facts, "rollout/backpressure_s")) / step_s
     if starving > HELD and starving >= held:
@@ -151,7 +165,8 @@ def _bound(facts: Facts) -> Diagnosis:
         knob = "resources.trainer_gpus: more; training.token_budget: pack rows; or fewer samples in a step"
         return Diagnosis("trainer-bound", text, knob, ("waits", "step_time", "staleness"))
     text = f"Balanced: the trainer waits {_percent(starving)} of the time, generation is held {_percent(held)}."
-    return Diagnosis("balanced", text, charts=("waits", "throughput"))
+    knob = "resources.rollout_gpus and resources.trainer_gpus: more of both, if it has to be faster"
+    return Diagnosis("balanced", text, knob, ("waits", "throughput"))
 
 
 def _generation_knob(facts: Facts) -> tuple[str, tuple[str, ...]]:

@@ -66,8 +66,10 @@ def launch(run: Run, actor: User | None) -> Attempt:
 def resume(run: Run, actor: User | None, checkpoint: Checkpoint | None = None) -> Attempt:
     """Queue a new attempt of an ended run, from `checkpoint` or its newest one, or from the start if it has none.
 
-    Raises Refused when the run is live, or the checkpoint is not one of its own.
+    Raises Refused when the run is live or was trained elsewhere, or when the checkpoint is not one of its own.
     """
+    if run.imported:
+        raise Refused("The run was trained elsewhere, so there is nothing to go on from; clone it to train here.")
     if checkpoint is None:
         checkpoint = run.checkpoints.filter(deleted_at=None).order_by("-attempt__number", "-step").first()
     elif checkpoint.run_id != run.pk or checkpoint.deleted_at:

@@ -39,6 +39,10 @@ class Desired(models.TextChoices):
     STOP_AND_SAVE = "stop_and_save", "stop and save"
 
 
+IMPORTED = "imported"
+"""Name of the event that says where a run that was trained elsewhere comes from. Its data holds the settings it had there."""
+
+
 class Run(models.Model):
     """One training run. `spec` is a RunSpec as JSON; `summary` holds latest values for lists (reward, step, tok/s, ...)."""
 
@@ -79,6 +83,11 @@ class Run(models.Model):
     def folder(self) -> Path:
         """The run's folder. Built from the id only, never from text a person typed."""
         return settings.RUNS_DIR / str(self.id)
+
+    @property
+    def imported(self) -> bool:
+        """Whether it was trained elsewhere, so that there is nothing here to resume (one query)."""
+        return self.events.filter(name=IMPORTED).exists()
 
     @property
     def starting_weights(self) -> Path:

@@ -36,6 +36,7 @@ class Head:
     progress: Progress
     failure_lines: list[str] = field(default_factory=list)
     may_change: bool = False
+    imported: bool = False
 
     @property
     def can_launch(self) -> bool:
@@ -47,7 +48,7 @@ class Head:
 
     @property
     def can_resume(self) -> bool:
-        return self.may_change and self.run.state in ENDED
+        return self.may_change and self.run.state in ENDED and not self.imported
 
     @property
     def waiting(self) -> bool:
@@ -58,6 +59,7 @@ class Head:
 def head(run: Run, user: User) -> Head:
     attempt = run.current_attempt
     found = Head(run, attempt, _progress(run, attempt), may_change=may_change(user, run))
+    found.imported = run.state in ENDED and run.imported
     if run.state in (State.FAILED, State.LOST):
         found.failure_lines = _failure_lines(run, attempt)
     return found

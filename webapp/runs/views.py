@@ -166,7 +166,7 @@ def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]
     context: dict[str, object] = {"run": run, "tab": tab, "head": run_page.head(run, _user(request))}
     if tab == "overview":
         context |= {
-            "diagnosis": diagnosis_of(run) if run.state in (State.RUNNING, State.STOPPING) else None,
+            "diagnosis": diagnosis_of(run) if run.state != State.DRAFT else None,
             "alerts": alerts.open_events(run.current_attempt) if run.is_live else [],
             "events": run.events.select_related("actor").order_by("-id")[:EVENTS_SHOWN],
             "event_count": run.events.count(),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from django import template
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -113,3 +115,10 @@ def percent(part: float | None, whole: float | None) -> float:
 def plural(count: int, word: str) -> str:
     """ "1 run", "2 runs", "1,204 runs"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+@register.simple_tag
+def confirm(to: str, question: str, yes: str = "Yes") -> SafeString:
+    """Attributes of a button that asks first: a dialog where scripts run, else a page of its own (webapp/confirming.py)."""
+    page = f"{reverse('confirm')}?{urlencode({'to': to, 'question': question, 'yes': yes})}"
+    return format_html('formaction="{}" data-confirm="{}" data-confirm-yes="{}"', page, question, yes)

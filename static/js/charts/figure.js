@@ -47,12 +47,13 @@ export function figure(chart, seriesOf, marks, view, colours) {
   const traces = [];
   const shown = [];
   const names = shortNames(chart.metrics);
+  const longest = Math.max(0, ...chart.metrics.flatMap((metric) => seriesOf(metric).map((series) => series.y.length)));
   const breaks = view.axis === "time" ? marks.attempts.slice(1).map((attempt) => attempt.step) : [];
   chart.metrics.forEach((metric, index) => {
     const colour = colours.series[index % colours.series.length];
     const sign = chart.kind === "mirror" && index > 0 ? -1 : 1;
     const unit = chart.units[metric] ? " " + chart.units[metric] : "";
-    const style = { chart, metric, colour, sign, unit, view, index, name: plain(names[index], 60) };
+    const style = { chart, metric, colour, sign, unit, view, index, longest, name: plain(names[index], 60) };
     for (const series of seriesOf(metric)) {
       if (series.attempt !== null && chart.kind === "stacked") continue; // layers of two attempts would add up
       shown.push({ series, sign });
@@ -83,13 +84,15 @@ function segments(series, steps) {
   });
 }
 
-function current(series, { chart, metric, colour, sign, unit, view, index, name, part }) {
+function current(series, { chart, metric, colour, sign, unit, view, index, longest, name, part }) {
   const x = series.x.map((value) => toAxis(view.axis, value));
   const y = series.y.map((value) => (value === null ? null : sign * value));
   const base = { type: "scatter", name, legendgroup: metric, showlegend: part === 0 && chart.metrics.length > 1, x, hovertemplate: hover(series, unit) };
   base.customdata = rows(series);
   if (chart.kind === "stacked") {
-    return [{ ...base, y, mode: y.length > 1 ? "lines" : "lines+markers", stackgroup: `part ${part}`, line: { width: 0.5, color: colour }, fillcolor: alpha(colour, 0.55) }];
+    // Where others have a value and this has none it counts as zero, so that what is rare stands out as a peak of its own.
+    return [{ ...base, y, mode: longest > 1 ? "lines" : "lines+markers", stackgroup: `part ${part}`, stackgaps: "infer zero",
+      line: { width: y.length < longest ? 1.5 : 0.5, color: colour }, fillcolor: alpha(colour, 0.55) }];
   }
   const traces = [];
   if (series.low) traces.push(...band(series, x, sign, colour, metric));

@@ -11,8 +11,9 @@ from django.test import Client
 
 from tests.webapp.conftest import signed_in
 from webapp.accounts.models import User
+from webapp.metrics import history
 from webapp.metrics.history import MAX_BODY
-from webapp.runs.models import Run
+from webapp.runs.models import Run, State
 
 
 def post(client: Client, url: str, body: Any) -> Any:
@@ -77,3 +78,15 @@ def test_who_may_send_what(as_ada: Client, grace: User, ada: User, url: str) -> 
     assert post(as_ada, f"{url}/metrics?offset=0", b"x" * (MAX_BODY + 1)).status_code == 422
     assert post(as_ada, f"{url}/metrics?offset=-1", b"").status_code == 422
     assert post(as_ada, "/api/imports", {"name": "a\u0001b", "source": "x"}).status_code == 422
+
+
+def test_a_run_from_elsewhere_cannot_be_resumed(as_ada: Client, ada: User) -> None:
+    run = history.create(
+        ada, name="theirs", source="wandb", config={}, tags=[], started_at=None, ended_at=None, failed=True
+    )
+    page = as_ada.get(f"/runs/{run.pk}/").content.decode()
+    assert 'data-testid="resume"' not in page
+    assert 'data-testid="clone"' in page
+    as_ada.post(f"/runs/{run.pk}/resume/")
+    run.refresh_from_db()
+    assert run.state == State.FAILED

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from webapp.metrics.overview import CHARTS
 from webapp.runs.diagnosis import WINDOW, Facts, diagnose
+from webapp.runs.models import State
 
 
 def facts(state: str = "running", silent_s: float = 5.0, **recent: Any) -> Facts:
@@ -54,6 +56,18 @@ def test_verdicts(given: Facts, verdict: str, words: str) -> None:
     assert (found.verdict, words in found.sentence) == (verdict, True), found
     assert found.sentence.endswith(".")
     assert set(found.charts) <= {chart.key for chart in CHARTS}
+
+
+@pytest.mark.parametrize("state", State.values)
+@pytest.mark.parametrize("steps", [0, 1, WINDOW])
+def test_every_state_has_a_knob_and_charts_to_look_at(state: str, steps: int) -> None:
+    given = facts(state)
+    recent = {name: values[:steps] for name, values in given.recent.items()} if steps else {}
+    found = diagnose(replace(given, recent=recent))
+    assert found.sentence.endswith(".")
+    assert found.knob
+    assert bool(found.charts) == (state != State.DRAFT)
+    assert all(title and not title.islower() for _, title in found.titled_charts)
 
 
 @pytest.mark.parametrize(
