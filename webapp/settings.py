@@ -90,6 +90,9 @@ INSTALLED_APPS = [
     "webapp.checkpoints",
     "webapp.webhooks",
     "webapp.sweeps",
+    "webapp.secrets",
+    "webapp.reports",
+    "webapp.sharing",
 ]
 
 MIDDLEWARE = [

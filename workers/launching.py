@@ -13,10 +13,12 @@ __all__ = ["NOT_FOR_CHILDREN", "TrainerPlan", "environment", "train_command"]
 NOT_FOR_CHILDREN = ("DATABASE_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE", "CUDA_VISIBLE_DEVICES")
 
 
-def environment(attempt_id: str, gpus: list[str], device: Device, extra: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    attempt_id: str, gpus: list[str], device: Device, extra: Mapping[str, str], secrets: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Environment of a server or trainer: this one without the studio's secrets, its devices by UUID, and the mark.
 
-    `extra` is what the command itself asks for, and wins.
+    `secrets` are those that the run names; `extra` is what the command itself asks for, and wins.
     """
     base = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
     base |= {
@@ -31,4 +33,4 @@ def environment(attempt_id: str, gpus: list[str], device: Device, extra: Mapping
     if device == "cpu":
         # Server and trainer share the cores: threads that spin while they wait would take them from each other.
         base |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    return base | dict(extra)
+    return base | dict(secrets or {}) | dict(extra)

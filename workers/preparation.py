@@ -7,20 +7,23 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+from trainer_core.rewards.sandbox import score_once
 from trainer_core.spec import RunSpec
 from webapp.rewards.models import RewardVersion
 from webapp.runs.checks import BUILTIN_MODELS, check_spec, local_model
-from webapp.runs.models import Attempt
+from webapp.runs.models import Attempt, Run
+from webapp.secrets.services import values_of
 from workers import failures, processes
 
 logger = logging.getLogger(__name__)
 DOWNLOAD_STALL_S = 300.0
+SANDBOX_S = 60.0
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -80,15 +83,46 @@ def starting_weights(attempt: Attempt) -> Path | None:
     return run.starting_weights
 
 
-def find_model(spec: RunSpec, folder: Path, tick: Callable[[str], None]) -> Path:
+def run_secrets(run: Run, spec: RunSpec) -> dict[str, str]:
+    """The values of the secrets that a run names.
+
+    Raises Missing, and CannotStart where the sandbox of reward functions can't keep them out of the trainer's environment.
+    """
+    found = values_of(run)
+    written = [reward.name for reward in spec.rewards if reward.version is not None]
+    if found and written and not sandbox_hides_environment():
+        raise CannotStart(
+            f"On this host reward functions could read the run's secrets: its kernel offers neither Landlock nor a user of "
+            f"their own. Take the secrets or {', '.join(written)} out of the run's settings, or use another host."
+        )
+    return found
+
+
+def sandbox_hides_environment() -> bool:
+    """Whether a reward function can't look into the environment of the process that started it."""
+    level = sandbox_level()
+    return "landlock" in level or "own uid" in level
+
+
+def sandbox_level() -> str:
+    """What the sandbox of reward functions is made of on this host."""
+    source = "def probe(completions, **columns):\n    return [0.0 for _ in completions]\n"
+    call = {"prompts": [[]], "completions": [[]], "completion_ids": [[]]}
+    return score_once(source, "probe", [call], SANDBOX_S).level
+
+
+def find_model(
+    spec: RunSpec, folder: Path, tick: Callable[[str], None], secrets: Mapping[str, str] | None = None
+) -> Path:
     """The folder of the run's model, downloaded from the hub when it is nowhere on this host.
 
-    `tick` is called about once a second with a progress sentence, and may raise to give up. Raises CannotStart.
+    `secrets` are the run's: a gated model needs HF_TOKEN. `tick` is called about once a second with a progress sentence, and
+    may raise to give up. Raises CannotStart.
     """
     name = spec.model.path
     local = local_model(name)
     if local is None:
-        return _from_hub(name, folder, tick)
+        return _from_hub(name, folder, tick, secrets or {})
     if not (local / "config.json").is_file():
         if name in BUILTIN_MODELS:
             raise CannotStart(
@@ -100,14 +134,14 @@ def find_model(spec: RunSpec, folder: Path, tick: Callable[[str], None]) -> Path
     return local.resolve()
 
 
-def _from_hub(name: str, folder: Path, tick: Callable[[str], None]) -> Path:
+def _from_hub(name: str, folder: Path, tick: Callable[[str], None], secrets: Mapping[str, str]) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name):
         raise CannotStart(f"{name!r} is neither a folder on this host nor a hub id such as 'Qwen/Qwen3-0.6B'.")
     if (cached := _cached(name)) is not None:
         return cached
     log = folder / "download.log"
     process = processes.start(
-        [sys.executable, "-m", "huggingface_hub.cli.hf", "download", name], env=dict(os.environ), log=log
+        [sys.executable, "-m", "huggingface_hub.cli.hf", "download", name], env=os.environ | dict(secrets), log=log
     )
     moved, last = time.monotonic(), -1
     try:

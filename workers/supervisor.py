@@ -30,6 +30,7 @@ from django.db.models.functions import Now  # noqa: E402
 
 from webapp.runs.lifecycle import change_state, record  # noqa: E402
 from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State  # noqa: E402
+from webapp.secrets.services import Missing, redactor_of  # noqa: E402
 from workers import failures, leases, processes  # noqa: E402
 from workers.ending import Outcome, conclude, last_event, persist, trainer_outcome  # noqa: E402
 from workers.launching import TrainerPlan, environment, train_command  # noqa: E402
@@ -38,6 +39,7 @@ from workers.preparation import (  # noqa: E402
     check_inputs,
     find_model,
     prepare_folder,
+    run_secrets,
     starting_weights,
     write_atomically,
 )
@@ -99,13 +101,14 @@ class Supervisor:
             resume = check_inputs(self.attempt, spec)
             self.shipper.start()
             self.tick()
-            model = find_model(spec, self.attempt.folder, self.progress)
+            secrets = run_secrets(self.run, spec)
+            model = find_model(spec, self.attempt.folder, self.progress, secrets)
             held = leases.holding(self.attempt)
             port = leases.lease_port(self.attempt, "vLLM server")
             command = self.serve(
                 spec, model_path=str(model), port=port, device=held.device, gpu_share=held.gpu_share, apart=held.apart
             )
-            env = environment(str(self.attempt.pk), held.server_gpus, held.device, command.env)
+            env = environment(str(self.attempt.pk), held.server_gpus, held.device, command.env, secrets)
             log = self.attempt.folder / "server-0.log"
             self.server = Server(command, env, port, log, spec.server.startup_timeout)
             self.server.start()
@@ -121,7 +124,7 @@ class Supervisor:
                 start=starting_weights(self.attempt),
             )  # fmt: skip
             command = self.train_command(plan)
-            env = environment(str(self.attempt.pk), held.trainer_gpus, held.device, command.env)
+            env = environment(str(self.attempt.pk), held.trainer_gpus, held.device, command.env, secrets)
             self.trainer = processes.start(command.argv, env=env, log=self.attempt.folder / "trainer.log")
             self.write_record()
             self.progress("The server is ready; the trainer loads the model.")
@@ -131,7 +134,7 @@ class Supervisor:
                 self.watch_server(spec.server.max_restarts)
                 self.escalate()
             return self.judge(self.trainer.returncode)
-        except (CannotStart, leases.NoPort) as error:
+        except (CannotStart, leases.NoPort, Missing) as error:
             return Outcome(State.FAILED, str(error))
         except OSError as error:
             logger.exception("The supervisor could not go on")
@@ -146,6 +149,7 @@ class Supervisor:
             self._wake.clear()
         processes.reap_orphans(own=self._own_children())
         self._try(self._talk)
+        self._try(self._redact_logs)
         self._keep_shipping()
 
     def _try(self, action: Callable[[], object]) -> None:
@@ -161,6 +165,13 @@ class Supervisor:
             self._ask_to_stop(Desired.STOP_AND_SAVE)
         self._heartbeat()
         self._read_desired()
+
+    def _redact_logs(self) -> None:
+        """Takes the run's secrets out of its logs, seconds after they were written there."""
+        if self.run.spec.get("secrets"):
+            redactor = redactor_of(self.run)
+            for path in self.attempt.folder.glob("*.log"):
+                redactor.file(path)
 
     def _heartbeat(self) -> None:
         if time.monotonic() >= self._heartbeat_due:
@@ -293,6 +304,7 @@ class Supervisor:
         killed, alive = processes.sweep(str(self.attempt.pk), self._groups())
         logger.info("Swept %s; still alive: %s", killed or "nothing", alive or "none")
         self.shipper.finish(SHIP_DEADLINE_S)
+        self._try(self._redact_logs)
         keep = {uuid: alive for uuid in leases.held_uuids(self.attempt)} if alive else self._wait_for_gpus()
         final = outcome or Outcome(State.STOPPED, "A newer attempt took over.")
         persist(lambda: conclude(self.attempt, final, keep), DATABASE_DEADLINE_S)

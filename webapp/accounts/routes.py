@@ -32,10 +32,13 @@ HOSTS = Rule(Action.LOOK, Action.ADMIN)
 ADMINS_ONLY = Rule(Action.ADMIN, Action.ADMIN)
 
 PAGES: dict[str, Rule] = {
-    "home": SIGNED_IN, "login": EVERYBODY, "logout": EVERYBODY, "confirm": SIGNED_IN,
+    "home": SIGNED_IN, "confirm": SIGNED_IN, "login": EVERYBODY, "logout": EVERYBODY, "confirm": SIGNED_IN,
     "accounts:*": SIGNED_IN, "accounts:people": ADMINS_ONLY, "accounts:change_person": ADMINS_ONLY,
     "runs:*": RUNS, "runs:new": RUNNERS_ONLY, "runs:edit": RUNNERS_ONLY,
     "runs:bulk": SIGNED_IN,  # comparing changes nothing; for the rest its view asks run by run
+    "secrets:*": RUNS, "secrets:list": RUNNERS_ONLY,
+    "sharing:*": RUNS, "shared:*": EVERYBODY,
+    "reports:*": RUNS, "reports:new": RUNNERS_ONLY, "reports:edit": RUNNERS_ONLY,
     "sweeps:*": RUNS, "sweeps:new": RUNNERS_ONLY,
     "rollouts:*": RUNS,
     "checkpoints:*": RUNS,
@@ -50,7 +53,8 @@ PAGES: dict[str, Rule] = {
 
 API: dict[str, Rule] = {
     "health": EVERYBODY, "openapi.json": EVERYBODY, "me": SIGNED_IN, "hosts": HOSTS,
-    "runs": RUNS, "sweeps": RUNS, "imports": RUNS, "spec": RUNS, "checkpoints": RUNS, "rewards": REWARDS, "audit": ADMINS_ONLY,
+    "runs": RUNS, "sweeps": RUNS, "imports": RUNS, "spec": RUNS, "checkpoints": RUNS, "rewards": REWARDS,
+    "reports": RUNS, "audit": ADMINS_ONLY,
 }  # fmt: skip
 """By the first word after /api/."""
 

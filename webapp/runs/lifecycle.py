@@ -16,6 +16,7 @@ from webapp.audit import log
 from webapp.celery import app
 from webapp.checkpoints.models import Checkpoint
 from webapp.runs.models import ENDED, Attempt, Desired, Event, Run, State
+from webapp.secrets.services import Missing, redactor_of, values_of
 
 
 class Refused(Exception):
@@ -29,6 +30,9 @@ def record(
     """Write an event of this moment; what a person did goes into the audit log too."""
     if actor is not None:
         log.record(actor, f"run.{name.removeprefix('state:')}", text, run)
+    redactor = redactor_of(run)
+    if redactor:
+        text, data = redactor.text(text), redactor.json(data)
     return Event.objects.create(
         run=run, attempt=attempt, actor=actor, created_at=timezone.now(), level=level, name=name, text=text, step=step,
         data=data,
@@ -44,7 +48,7 @@ def change_state(
     `fields` are further columns of the run to set in the same update.
     """
     with transaction.atomic():
-        now = timezone.now()
+        now, reason = timezone.now(), redactor_of(run).text(reason)
         changes = {"state": new, "reason": reason, **fields}
         if new in ENDED:
             changes["ended_at"] = now
@@ -105,6 +109,10 @@ def notify_queued() -> None:
 def _enqueue(
     run: Run, old: Iterable[State], actor: User | None, *, resumed_from: Checkpoint | None, verb: str
 ) -> Attempt:
+    try:
+        values_of(run)
+    except Missing as error:
+        raise Refused(str(error)) from error
     with transaction.atomic():
         who = f" by {actor.username}" if actor else ""
         where = f" from step {resumed_from.step}" if resumed_from else (" from the start" if verb == "resumed" else "")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from webapp.runs.models import Attempt
+from webapp.secrets.services import redactor_of
 
 PIECE = 128 * 1024
 """Bytes read at once."""
@@ -40,6 +41,9 @@ def log_files(attempt: Attempt) -> list[Path]:
         path for path in folder.iterdir()
         if NAME.fullmatch(path.name) and path.is_file() and path.resolve().parent == folder
     ]  # fmt: skip
+    redactor = redactor_of(attempt.run)
+    for path in found if redactor else ():
+        redactor.file(path)
     return sorted(found, key=lambda path: (path.name != "trainer.log", path.name))
 
 

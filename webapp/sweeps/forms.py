@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from django import forms as django_forms
@@ -104,7 +104,7 @@ def values(path: str, text: str) -> list[Any]:
 
     "none" stands for an empty setting. Raises ValueError with a sentence.
     """
-    if path == "data.options":
+    if _is_mapping(path):
         try:
             found = yaml.safe_load(f"[{text}]")
         except yaml.YAMLError:
@@ -118,6 +118,11 @@ def values(path: str, text: str) -> list[Any]:
         raise ValueError("has no values; give some with commas between them")
     empty = None if path in _may_be_empty() or path.endswith(".version") else "none"
     return list(dict.fromkeys(empty if part.lower() == "none" else part for part in typed))
+
+
+def _is_mapping(path: str) -> bool:
+    """Whether a setting holds names and values, as generator options do."""
+    return any(known == path and get_origin(info.annotation) is dict for known, info in forms.leaves())
 
 
 def _may_be_empty() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -21,8 +22,12 @@ from webapp.accounts.models import ApiToken, Role, User
 from webapp.accounts.permissions import Action, Denied, can, require
 from webapp.api.urls import api
 from webapp.checkpoints.models import Checkpoint
+from webapp.reports.models import Report
 from webapp.rewards import services as rewards
 from webapp.runs.models import Run, State
+from webapp.secrets.services import store
+from webapp.sharing.models import ShareLink
+from webapp.sweeps.models import Sweep
 from webapp.webhooks.models import Webhook
 
 pytestmark = pytest.mark.django_db
@@ -46,6 +51,13 @@ PAGES: dict[str, tuple[set[str], set[str]]] = {
                                                       "delete_checkpoint")},
     "rewards:list": (SIGNED_IN, AUTHORS), "rewards:new": (AUTHORS, AUTHORS), "rewards:edit": (OWNER, OWNER),
     "rewards:validate": (SIGNED_IN, AUTHORS), "rewards:test": (SIGNED_IN, AUTHORS), "rewards:archive": (SIGNED_IN, OWNER),
+    "sweeps:list": (SIGNED_IN, RUNNERS), "sweeps:new": (RUNNERS, RUNNERS), "sweeps:preview": (SIGNED_IN, RUNNERS),
+    "sweeps:detail": (SIGNED_IN, RUNNERS), "sweeps:stop": (SIGNED_IN, OWNER),
+    "secrets:list": (RUNNERS, RUNNERS), "secrets:delete": (SIGNED_IN, OWNER),
+    "reports:list": (SIGNED_IN, RUNNERS), "reports:new": (RUNNERS, RUNNERS), "reports:edit": (OWNER, OWNER),
+    "reports:detail": (SIGNED_IN, RUNNERS), "reports:delete": (SIGNED_IN, OWNER),
+    "sharing:run": (SIGNED_IN, OWNER), "sharing:report": (SIGNED_IN, OWNER), "sharing:revoke": (SIGNED_IN, OWNER),
+    **{f"shared:{name}": (ALL, ALL) for name in ("show", "chart", "metrics", "points")},
     "checkpoints:file": (SIGNED_IN, RUNNERS), "checkpoints:zip": (SIGNED_IN, RUNNERS),
 }  # fmt: skip
 """Who may read, and who may do more. A route that is not here must follow accounts/routes.py."""
@@ -58,6 +70,8 @@ API: dict[str, set[str]] = {
     **{f"POST /api/runs/{{run_id}}/{deed}": OWNER for deed in ("launch", "stop", "resume", "archive")},
     "POST /api/runs/{run_id}/metrics": RUNNERS,  # whose run it is comes after the query, which is missing here
     "DELETE /api/runs/{run_id}": OWNER,
+    "GET /api/sweeps": SIGNED_IN, "POST /api/sweeps/{sweep_id}/stop": OWNER,
+    "GET /api/reports": SIGNED_IN, "POST /api/reports": RUNNERS, "DELETE /api/reports/{report_id}": OWNER,
     "GET /api/rewards": SIGNED_IN, "POST /api/rewards": AUTHORS, "POST /api/rewards/test": AUTHORS,
     "POST /api/rewards/{name}/versions": AUTHORS,  # the same
 }  # fmt: skip
@@ -87,9 +101,14 @@ def things(people: dict[str, User | None]) -> dict[str, Any]:
     rewards.create_function(source, "", owner)
     hook = Webhook.objects.create(name="hook", url="https://example.org/")
     token, _ = ApiToken.create(owner, "token")
+    sweep = Sweep.objects.create(name="sweep", owner=owner, method="grid", axes={})
+    report = Report.objects.create(title="report", owner=owner, text="text")
+    link, shared = ShareLink.create(run, owner, timedelta(days=1))
     return {
         "run_id": run.pk, "checkpoint_id": checkpoint.pk, "name": "short", "number": 1, "host_id": seed.make_host().pk,
         "hook_id": hook.pk, "token_id": token.pk, "user_id": owner.pk, "part": "model", "attempt": 1,
+        "sweep_id": sweep.pk, "report_id": report.pk, "link_id": link.pk, "token": shared,
+        "secret_id": store(owner, "HF_TOKEN", "not a real one").pk,
     }  # fmt: skip
 
 
