@@ -386,6 +386,26 @@ class MeOut(Schema):
     admin: bool
 
 
+class ReportIn(Strict):
+    title: str = Field(min_length=1, max_length=160, pattern=r"^[^\x00]*$")
+    text: str = Field(min_length=1, max_length=200_000, pattern=r"^[^\x00]*$", description="Markdown.")
+
+
+class ReportRow(Schema):
+    id: UUID
+    title: str
+    owner: str
+    created_at: datetime
+    changed_at: datetime
+    url: str = Field(description="Its page.")
+
+
+class ReportOut(ReportRow):
+    text: str
+    runs: list[UUID] = Field(description="Runs that its charts show.")
+    problems: list[str] = Field(description="Why a chart can't be drawn, a sentence each.")
+
+
 class AuditEntryOut(Schema):
     """Something that somebody did. `actor_name` is empty when nobody was signed in."""
 

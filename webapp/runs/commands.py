@@ -176,6 +176,8 @@ def preview(spec: RunSpec, model_path: str, device: Device) -> list[dict[str, st
         rendezvous_port=0 if ranks > 1 else None,
     )  # fmt: skip
     train = train_command(plan)
+    for command in (serve, train):
+        command.env.update(dict.fromkeys(spec.secrets, "<secret>"))
     return [{"title": "vLLM server", "text": shell_text(serve)}, {"title": "Trainer", "text": shell_text(train)}]
 
 
