@@ -10,6 +10,7 @@ others: `lost` is called with one sentence, and the process exits.
 
 from __future__ import annotations
 
+import atexit
 import hmac
 import os
 import pickle
@@ -100,6 +101,7 @@ class Ranks:
         self._silence_s = silence_s
         self._peers = [_Peer(number, connection) for number, connection in peers]
         self._closed = threading.Event()
+        self._failed = False
         self._end = threading.Lock()
         for peer in self._peers:
             threading.Thread(target=self._read, args=(peer,), name=f"rank-{peer.rank}", daemon=True).start()
@@ -170,6 +172,7 @@ class Ranks:
         if not self.leads:
             self._peers[0].send(_Failed(text))
             time.sleep(HANDSHAKE_S)  # ended by the reader, as soon as rank 0 has ended
+        self._failed = True
         self._closed.set()
 
     def close(self) -> None:
@@ -178,6 +181,17 @@ class Ranks:
             self._closed.set()
             for peer in self._peers:
                 peer.send(_BYE)
+
+    def leave_torch(self) -> None:
+        """At exit: end the process group. Left to the interpreter, taking it down does not end."""
+        import torch.distributed as dist
+
+        if self._failed:  # others may be in the middle of a collective, which a process group waits for
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _read(self, peer: _Peer) -> None:
         """Thread: take in what a peer sends, until it is gone."""
@@ -229,7 +243,6 @@ def connect(rank: int, size: int, silence_s: float) -> Ranks:
     if size == 1:
         current = Ranks(0, 1, [], silence_s)
         return current
-    import torch.distributed as dist
     from accelerate.utils import broadcast_object_list
 
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -251,7 +264,7 @@ def connect(rank: int, size: int, silence_s: float) -> Ranks:
     except OSError as error:
         raise RankLost(f"the trainer ranks did not meet at {address}: {error}") from error
     current = Ranks(rank, size, peers, silence_s)
-    dist.barrier()
+    atexit.register(current.leave_torch)
     return current
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from trainer_core import distributed
 from trainer_core.spec import RunSpec
 from trainer_core.spool import SPOOL_FILE, Spool
 
@@ -31,19 +32,28 @@ REWARDS = "rewards"
 def main(argv: list[str] | None = None) -> int:
     """Run the attempt; returns the exit code: 0 done or stopped by order, 1 failed."""
     arguments = _parser().parse_args(argv)
-    spool = Spool(arguments.attempt_dir / SPOOL_FILE)
+    spool = Spool(arguments.attempt_dir / SPOOL_FILE) if _rank() == 0 else None
     try:
         train(arguments, spool)
     except Exception as error:  # noqa: BLE001  whatever it is, the run's page has to say it
         traceback.print_exc()
-        spool.event(0, "error", "failed", sentence(error), kind=type(error).__name__)
+        text = sentence(error)
+        distributed.current.fail(error, text)
+        if spool is not None:
+            spool.event(0, "error", "failed", text, kind=type(error).__name__)
         return 1
     finally:
-        spool.close()
+        if spool is not None:
+            spool.close()
     return 0
 
 
-def train(arguments: argparse.Namespace, spool: Spool) -> None:
+def _rank() -> int:
+    """Which of the trainer's processes this is, as accelerate's launcher says. Rank 0 alone writes the spool."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def train(arguments: argparse.Namespace, spool: Spool | None) -> None:
     """Build the trainer from the spec and train. Raises what stopped it."""
     spec = _read_spec(arguments.spec)
     _check_model(arguments.model)
@@ -73,9 +83,13 @@ def train(arguments: argparse.Namespace, spool: Spool) -> None:
     resume = arguments.resume
     if arguments.start_from is not None:
         batch_size = spec.training.per_device_train_batch_size
-        resume = starting_point(arguments.start_from, arguments.attempt_dir / "start", batch_size)
+        resume = arguments.attempt_dir / "start"
+        if _rank() == 0:
+            starting_point(arguments.start_from, resume, batch_size)
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     step, order = trainer.state.global_step, trainer.stop_order
+    if spool is None:
+        return
     if order is None:
         spool.event(step, "info", "finished", f"Training finished after {step} steps.")
     else:
@@ -113,6 +127,8 @@ def build_trainer(
 
 def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list[str]) -> AsyncGRPOConfig:
     """AsyncGRPOConfig of a RunSpec."""
+    import torch
+
     from trainer_core.config import AsyncGRPOConfig
 
     rollout, training = spec.rollout, spec.training
@@ -129,6 +145,7 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         trust_remote_code=spec.model.trust_remote_code,
         bf16=training.bf16,
         gradient_checkpointing=training.gradient_checkpointing,
+        use_cpu=not torch.cuda.is_available(),
         # rollouts
         num_generations=rollout.num_generations,
         max_completion_length=rollout.max_completion_length,

@@ -115,6 +115,8 @@ METRICS: tuple[Metric, ...] = (
         perf/fwd_s | s | sum | Forward of the step.
         perf/optimizer_s | s | mean | Optimizer update.
         perf/planner_s | s | sum | Planning and packing rows.
+        perf/dispatch_s | s | sum | Giving the other trainer ranks their rows.
+        perf/dispatch_mib | MiB | sum | Size of the rows that the other trainer ranks were given.
         perf/forwarded_tok_s_fwd_bwd | tok/s | mean | Unique tokens per second of forward and backward.
         perf/forwarded_tok_s_wall_clock | tok/s | mean | Unique tokens per second of the whole step.
         perf/trained_tok_s_wall_clock | tok/s | mean | Trained tokens per second of the whole step.
@@ -123,7 +125,7 @@ METRICS: tuple[Metric, ...] = (
         perf/model_tflops_s | TFLOP/s | mean | Model floating-point operations per second of forward and backward.
         perf/weight_sync_s | s | sum | Pushing weights to the server.
         perf/weight_sync_pause_s | s | sum | Time the server was paused for a push.
-        perf/weight_sync_barrier_s | s | sum | Waiting for all ranks before a push.
+        perf/weight_sync_barrier_s | s | sum | Waiting for the other trainer ranks at the end of the step, before a push.
         perf/weight_sync_transfer_s | s | sum | Transferring weights.
         perf/checkpoint_s | s | sum | Writing a checkpoint.
         perf/gpu_mem_peak_gib | GiB | max | Peak memory of a trainer GPU.

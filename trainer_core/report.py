@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 
 from trainer_core.flops import FlopCounter
 from trainer_core.loss import MetricValue
@@ -69,15 +68,18 @@ class StepReport:
         for name, pair in parts.items():
             self._row_values.append((name, next(numbers) if len(pair) == 1 else (next(numbers), next(numbers))))
 
-    def gather_rows(self, world_size: int) -> None:
-        """Take up the values of all rows of the step, those of other ranks included."""
-        values, losses = self._row_values, [self._loss]
-        if world_size > 1:
-            values, losses = gather_object(values), gather_object(losses)
-        self.add("loss", sum(losses))
-        for name, value in values:
-            self.add(name, value)
+    def take_rows(self) -> tuple[float, list[tuple[str, Value]]]:
+        """This rank's loss and values of its rows since the last call."""
+        taken = self._loss, self._row_values
         self._row_values, self._loss = [], 0.0
+        return taken
+
+    def add_ranks(self, taken: Sequence[tuple[float, list[tuple[str, Value]]]]) -> None:
+        """Take up what `take_rows` gave on all ranks."""
+        self.add("loss", sum(loss for loss, _ in taken))
+        for _, values in taken:
+            for name, value in values:
+                self.add(name, value)
 
     def add_samples(self, samples: Sequence[RolloutSample]) -> None:
         """Metrics of the samples that a step trains on."""

@@ -32,11 +32,26 @@ class StepPlan:
     def rows(self) -> list[PackedRow]:
         return [row for micro_batch in self.micro_batches for row in micro_batch]
 
+    def of_rank(self, rank: int) -> RankPlan:
+        rows = [micro_batch[rank] for micro_batch in self.micro_batches]
+        return RankPlan(rows, self.first_samples(rank), self.totals, self.save, self.logged)
+
     def first_samples(self, rank: int) -> list[int]:
         """For each micro-batch the number of the first sample of this rank's row."""
         counts = [row.samples for row in self.rows]
         ranks = len(self.micro_batches[0]) if self.micro_batches else 1
         return [sum(counts[: index * ranks + rank]) for index in range(len(self.micro_batches))]
+
+
+@dataclass
+class RankPlan:
+    """One rank's part of a StepPlan: its row of each micro-batch, and what concerns all ranks."""
+
+    rows: list[PackedRow]
+    first_samples: list[int]
+    totals: StepTotals
+    save: bool
+    logged: frozenset[int]
 
 
 class StepPlanner:

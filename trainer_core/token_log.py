@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 
 from trainer_core.loss import LossInputs, LossSettings, in_bounds
 from trainer_core.rollout.types import RolloutSample
@@ -95,10 +94,15 @@ class TokenLog:
         for index in wanted:
             self._values[index] = table[:4, table[4] == index - first]
 
-    def gather(self, world_size: int) -> None:
-        """Take up the values of all ranks."""
-        if world_size > 1:
-            self._values = dict(gather_object(list(self._values.items())))
+    def take(self) -> dict[int, np.ndarray]:
+        """This rank's values since the last call."""
+        values, self._values = self._values, {}
+        return values
+
+    def add_ranks(self, taken: Sequence[dict[int, np.ndarray]]) -> None:
+        """Take up what `take` gave on all ranks."""
+        for values in taken:
+            self._values |= values
 
     def lines(self, samples: Sequence[RolloutSample], version: int, limit: int = TOKENS_A_STEP) -> list[dict[str, Any]]:
         """One record for each group of the step, as trainer_core/spool.py describes them; forgets the step's values."""

@@ -13,19 +13,19 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer, Trainer, TrainerCallback
+from transformers import AutoTokenizer, Trainer, TrainerCallback, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from trainer_core import checkpoint, evaluation
+from trainer_core import checkpoint, distributed, distributed_checkpoint, distributed_fsdp, evaluation
 from trainer_core.attention.backends import choose_backend
 from trainer_core.attention.interface import uses_softcap
 from trainer_core.checks import RewardFunc, check_arguments, check_router, reward_list
@@ -43,8 +43,9 @@ from trainer_core.rollout.streams import is_stream, rows_in
 from trainer_core.rollout.worker import RolloutWorker
 from trainer_core.row_loss import loss_inputs
 from trainer_core.spool import ROLLOUTS_FILE, SPOOL_FILE, Spool
-from trainer_core.step_plan import StepPlan, StepPlanner
+from trainer_core.step_plan import RankPlan, StepPlan, StepPlanner
 from trainer_core.sync import choose_sync
+from trainer_core.sync.gathering import take_part
 from trainer_core.token_log import TokenLog, TokenTexts
 from trainer_core.weights import ServerLink, look_at_server
 
@@ -97,8 +98,10 @@ class AsyncGRPOTrainer(Trainer):
         }
         if args.process_index == 0:
             RolloutWorker(**self._worker_arguments, state=None).check_picklable()
+        self.ranks = distributed.connect(args.process_index, args.world_size, args.heartbeat_stale_after_s)
         if processing_class is None:
             processing_class = AutoTokenizer.from_pretrained(model, trust_remote_code=args.trust_remote_code)
+        set_seed(args.seed)  # new weights, as those of an adapter, are the same on all ranks
         policy = _load(model, args)
         check_router(policy.config, args)
         if peft_config is not None:
@@ -106,6 +109,9 @@ class AsyncGRPOTrainer(Trainer):
         install_scoring(policy)
         if args.compile_layers:
             compile_layers(policy)
+        if distributed_fsdp.wanted(args) and peft_config is None:
+            # Whole gradients of all weights would take what sharding saves; those of an adapter are small.
+            args.accelerator_config.gradient_accumulation_kwargs = {"sync_each_batch": True}
         super().__init__(
             model=policy,
             args=args,
@@ -135,6 +141,8 @@ class AsyncGRPOTrainer(Trainer):
         self.spool = Spool(args.attempt_path / SPOOL_FILE) if self.is_world_process_zero() else None
         self.rollout_spool = Spool(args.attempt_path / ROLLOUTS_FILE) if self.is_world_process_zero() else None
         self.token_log = TokenLog(TokenTexts(processing_class))
+        self.ranks.lost = self._rank_lost
+        self.served_dtype: str | None = None
         self.worker: RolloutWorker | None = None
         self.sync: Any = None
         self._plan = StepPlan([], StepTotals(0, 0))
@@ -148,9 +156,28 @@ class AsyncGRPOTrainer(Trainer):
         """What the KL term compares with: the base model under the adapter, or a frozen copy of the start."""
         if isinstance(self.model, PeftModel):
             return self.model
-        reference = _load(self.model_path, self.args).eval().requires_grad_(False).to(self.args.device)
+        reference = _load(self.model_path, self.args).eval().requires_grad_(False)
         install_scoring(reference)
-        return reference
+        if self.is_fsdp_enabled:
+            return distributed_fsdp.shard_frozen(self.accelerator, reference)
+        return reference.to(self.args.device)
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        if distributed_fsdp.wanted(self.args):
+            kwargs["fsdp_plugin"] = distributed_fsdp.plugin(self.args, kwargs.get("fsdp_plugin"))
+            self._fsdp_plugin = kwargs["fsdp_plugin"]
+        return super()._build_accelerator_args(**kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if distributed_fsdp.wanted(self.args):
+            distributed_fsdp.enable_on_cpu(self.accelerator, self._fsdp_plugin)
+            self.is_fsdp_enabled = True
+
+    def _rank_lost(self, text: str) -> None:
+        """Another rank is gone, and this process ends: say why where the run's page reads it."""
+        print(text, file=sys.stderr, flush=True)
+        self._event("error", "failed", text, kind="RankLost")
 
     # ---- beginning and end ------------------------------------------------------------------------------------------
 
@@ -160,17 +187,24 @@ class AsyncGRPOTrainer(Trainer):
         Raises RolloutWorkerError when generation failed for good, ValueError when the folder is no checkpoint.
         """
         output = Path(str(self.args.output_dir))
-        if self.is_world_process_zero():
+        if self.ranks.leads:
             checkpoint.remove_leftovers(output)
+        self.accelerator.wait_for_everyone()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = checkpoint.latest(output)
         if resume_from_checkpoint:
-            self.rollout_state = checkpoint.load_rollout_state(Path(str(resume_from_checkpoint)))
+            folder = Path(str(resume_from_checkpoint))
+            self.rollout_state = checkpoint.load_rollout_state(folder)
+            distributed_checkpoint.check_resumable(folder, self.is_fsdp_enabled)
+            if self.is_fsdp_enabled and not distributed_checkpoint.has_shards(folder):
+                self._load_whole(str(folder))
         self._resumed = bool(resume_from_checkpoint)
         try:
-            return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+            output_of_training = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
         finally:
             self._stop_generation()
+        self.ranks.close()
+        return output_of_training
 
     def start_generation(self) -> None:
         """Called when model and optimizer stand: connect to the servers, bring them up to date, start the worker."""
@@ -178,11 +212,10 @@ class AsyncGRPOTrainer(Trainer):
         self._last_saved = self.state.global_step if self._resumed else -1
         if self.state.global_step >= self.state.max_steps:
             return  # a finished run was resumed
-        self.sync = self._open_sync()
-        if not self.is_world_process_zero():
-            if self._resumed:
-                self.sync.push(self.model, self.rollout_state.weight_version)
+        if not self.ranks.leads:
+            self._follow()
             return
+        self.sync = self._open_sync()
         self._event("info", "started", "Training started.", resumed=self._resumed)
         self.worker = RolloutWorker(**self._worker_arguments, state=self.rollout_state)
         self.link = ServerLink(
@@ -214,15 +247,19 @@ class AsyncGRPOTrainer(Trainer):
         self.worker.start()
         if self._resumed:  # generation waits for this: the servers hold the weights of the beginning
             self.link.push(self._not_stopped)
+        self.ranks.release()
         self.report.restart()
 
     def _open_sync(self) -> Any:
-        if self.is_world_process_zero():
-            look_at_server(self.args, self._event)
-        self.accelerator.wait_for_everyone()
-        sync = choose_sync(config=self.args, model=self.model, server_urls=self.args.server_urls)
+        self.served_dtype = look_at_server(self.args, self._event)
+        summon = partial(self.ranks.call, "gather") if self.is_fsdp_enabled else None
+        sync = choose_sync(config=self.args, model=self.model, server_urls=self.args.server_urls, summon=summon)
         sync.open()
         return sync
+
+    def _follow(self) -> Any:
+        """On ranks other than 0: take part in what rank 0 calls for until it gives a value, and return that."""
+        return self.ranks.follow({"gather": partial(take_part, self.model)})
 
     def _stop_generation(self) -> None:
         if self.worker is not None:
@@ -264,22 +301,25 @@ class AsyncGRPOTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """This rank's rows of the next optimizer step, and what the loss is divided by."""
-        self._plan = self._share(self.planner.next() if self.is_world_process_zero() else None)
-        if not self._plan.micro_batches:
+        part = self._own_part()
+        if not part.rows:
             self.control.should_training_stop = True
-            self.control.should_save = self._plan.save and self._last_saved != self.state.global_step
-        rank = self.args.process_index
-        firsts = self._plan.first_samples(rank)
-        rows = zip(self._plan.micro_batches, firsts, strict=True)
-        return [{"row": micro_batch[rank], "first_sample": first} for micro_batch, first in rows], self._plan.totals
+            self.control.should_save = part.save and self._last_saved != self.state.global_step
+        rows = zip(part.rows, part.first_samples, strict=True)
+        batches = [{"row": row, "first_sample": first, "logged": part.logged} for row, first in rows]
+        return batches, part.totals
 
-    def _share(self, plan: StepPlan | None) -> StepPlan:
-        """Send the plan of rank 0 to all ranks."""
-        plans = [plan]
-        if self.args.world_size > 1:
-            broadcast_object_list(plans)
-        assert plans[0] is not None
-        return plans[0]
+    def _own_part(self) -> RankPlan:
+        """This rank's part of the next step. Rank 0 makes the plan, and gives each of the others its own."""
+        if not self.ranks.leads:
+            part: RankPlan = self._follow()
+            return part
+        self._plan = self.planner.next()
+        parts = [self._plan.of_rank(rank) for rank in range(self.ranks.size)]
+        if self.ranks.size > 1:
+            with self.report.timed("perf/dispatch_s"):
+                self.report.add("perf/dispatch_mib", self.ranks.give(parts) / 2**20)
+        return parts[0]
 
     # ---- inside a step ----------------------------------------------------------------------------------------------
 
@@ -308,7 +348,7 @@ class AsyncGRPOTrainer(Trainer):
                 gap = (terms.log_probs.detach() - terms.old_log_probs).abs().max()
                 metrics["sampling/step0_max_abs_diff"] = gap
             self.report.add_row(loss.detach(), metrics)
-            self.token_log.add(inputs["first_sample"], terms, self.settings, self._plan.logged)
+            self.token_log.add(inputs["first_sample"], terms, self.settings, inputs["logged"])
         # Data parallelism averages gradients over ranks, and the totals are those of all ranks.
         return loss * self.args.world_size
 
@@ -328,8 +368,7 @@ class AsyncGRPOTrainer(Trainer):
     def _end_step(self, grad_norm: float, learning_rate: float) -> None:
         """Count the step's prompts as done, push weights, and write the step's metrics."""
         step = self.state.global_step
-        self.report.gather_rows(self.args.world_size)
-        self.token_log.gather(self.args.world_size)
+        self._collect_values()
         if self.rollout_spool is not None:
             for record in self.token_log.lines(self.planner.samples, self.rollout_state.weight_version):
                 self.rollout_spool.trained(step, record)
@@ -340,10 +379,11 @@ class AsyncGRPOTrainer(Trainer):
         if step % self.args.weight_sync_steps == 0:
             self.rollout_state.weight_version += 1
             with self.report.timed("perf/weight_sync_s"):
-                if self.is_world_process_zero():
+                if self.ranks.leads:
                     self.link.push(self._not_stopped)
+                    self.ranks.release()
                 else:
-                    self.sync.push(self.model, self.rollout_state.weight_version)
+                    self._follow()
         if self.spool is None:
             return
         self.report.add("grad_norm", grad_norm)
@@ -357,23 +397,34 @@ class AsyncGRPOTrainer(Trainer):
             self._stepped = True
             self._event("info", "first_step", f"First optimizer step after {values['perf/step_s']:.0f} s.")
 
+    def _collect_values(self) -> None:
+        """Bring what the ranks know of their rows together on rank 0, which waits for them here."""
+        own = self.report.take_rows(), self.token_log.take()
+        if not self.ranks.leads:
+            self.ranks.hand_in(own)
+            return
+        with self.report.timed("perf/weight_sync_barrier_s"):
+            rows, tokens = zip(*self.ranks.collect(own, self.args.ddp_timeout), strict=True)
+        self.report.add_ranks(rows)
+        self.token_log.add_ranks(tokens)
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:  # type: ignore[override]
         """Let the rollout worker evaluate the weights of this step; training goes on when it is done.
 
         Returns the metrics by the names that transformers compares, eval_reward and so on. Only during `train`.
         """
-        if self.sync is None:
+        if self.ranks.leads and self.sync is None:
             raise RuntimeError("evaluation needs the servers and the rollout worker, so it works only during train()")
         step = self.state.global_step
-        found: list[Any] = [{}]
-        if self.worker is not None:
-            found = [evaluation.evaluate(self.worker, self.intake, step, self._event)]
-        if self.args.world_size > 1:
-            broadcast_object_list(found)
+        if self.ranks.leads:
+            found = evaluation.evaluate(self.worker, self.intake, step, self._event)
+            self.ranks.give([found] * self.ranks.size)
+        else:
+            found = self._follow()
         if self.spool is not None:
-            self.spool.metrics(step, found[0])
+            self.spool.metrics(step, found)
         self.report.restart()
-        metrics = {name.replace("/", "_"): value for name, value in found[0].items()}
+        metrics = {name.replace("/", "_"): value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -390,6 +441,33 @@ class AsyncGRPOTrainer(Trainer):
         super().log(logs, start_time)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The model or adapter as others load it; of a sharded model, in the precision that the server serves."""
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        half = "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else self.args.dtype
+        dtype = None if isinstance(self.model, PeftModel) else getattr(torch, self.served_dtype or half)
+        state = distributed_checkpoint.gather_state(self.model, dtype, keep=self.ranks.leads)
+        if self.ranks.leads:
+            folder = str(output_dir or self.args.output_dir)
+            self._save(folder, state_dict=state)
+            if dtype is not None:
+                distributed_checkpoint.note_dtype(Path(folder), dtype)
+
+    def _load_whole(self, folder: str) -> None:
+        """Weights or adapter of a checkpoint without shards, into the model that is still whole on every rank."""
+        self.is_fsdp_enabled = False
+        try:
+            super()._load_from_checkpoint(folder)
+        finally:
+            self.is_fsdp_enabled = True
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Trainer calls this for a sharded model, or for a whole one."""
+        if not self.is_fsdp_enabled or distributed_checkpoint.has_shards(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _get_output_dir(self, trial: Any) -> str:
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)

@@ -145,16 +145,26 @@ class TrainerPlan:
     start: Path | None = None
 
 
+def fsdp_launcher(processes: int, port: int) -> list[str]:
+    """Arguments of an interpreter that start a module in several processes of this machine, the model sharded over them.
+
+    FSDP2, a shard group for each decoder layer. accelerate watches the processes: when one ends, it ends the others.
+    """
+    return [
+        "-m", "accelerate.commands.launch", "--num_machines", "1", "--num_processes", str(processes),
+        "--main_process_port", str(port), "--mixed_precision", "no", "--dynamo_backend", "no",
+        "--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
+        "--fsdp_reshard_after_forward", "true", "--fsdp_state_dict_type", "SHARDED_STATE_DICT",
+        "--fsdp_cpu_ram_efficient_loading", "false",
+    ]  # fmt: skip
+
+
 def train_command(plan: TrainerPlan) -> Command:
     """The trainer as docs/architecture.md has it: one process, or one for each training GPU under `accelerate launch`."""
     module = ["-m", "trainer_core.launch"]
     if plan.processes > 1:
-        accelerate = [
-            "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--mixed_precision", "no",
-            "--dynamo_backend", "no", "--num_processes", str(plan.processes), "--main_process_port",
-            str(plan.rendezvous_port),
-        ]  # fmt: skip
-        module = [*accelerate, *module]
+        assert plan.rendezvous_port is not None, "several processes need a port to meet at"
+        module = [*fsdp_launcher(plan.processes, plan.rendezvous_port), *module]
     argv = [sys.executable, *module, "--spec", str(plan.run_dir / "spec.yaml"), "--run-dir", str(plan.run_dir)]
     argv += ["--attempt-dir", str(plan.attempt_dir), "--model", str(plan.model)]
     for server in plan.servers:

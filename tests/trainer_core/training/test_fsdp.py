@@ -1,0 +1,89 @@
+"""Two trainer ranks, sharded or not, make the same steps as one process; and none of them dies alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer_core.training import ranks
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+STEP_METRICS = ("loss", "kl", "entropy", "grad_norm", "rewards/trained_mean", "batch/trained_tokens_per_step", "epoch")
+
+
+def job(model: Path, accumulation: int, lora: Any = None, **more: Any) -> dict[str, Any]:
+    return {"model": str(model), "settings": {"gradient_accumulation_steps": accumulation}, "lora": lora, **more}
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the runs of one process: "full" and "lora"."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name, lora in (("full", None), ("lora", LORA)):
+        ranks.result(folder / name, ranks.run(folder / name, job(tiny_llama, 4, lora)))
+    return folder
+
+
+def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, atol=1e-6, rtol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize(("kind", "fsdp"), [("full", True), ("lora", True), ("full", False)])
+def test_two_ranks_make_the_steps_of_one(alone: Path, tiny_llama: Path, tmp_path: Path, kind: str, fsdp: bool) -> None:
+    """Gradients, weights, and what a push sends. In the last step rank 1 has no sample, and takes part all the same."""
+    done = ranks.run(tmp_path, job(tiny_llama, 2, LORA if kind == "lora" else None), ranks=2, fsdp=fsdp)
+    found = ranks.result(tmp_path, done)
+    expected = torch.load(alone / kind / "result.pt")
+    assert len(found["gradients"]) == 3
+    for left, right in zip(found["gradients"], expected["gradients"], strict=True):
+        close(left, right)
+    close(found["state"], expected["state"])
+    pushed = sorted(path.name for path in tmp_path.glob("push-*.pt"))
+    assert pushed == (["push-full.pt"] if kind == "full" else ["push-adapter.pt", "push-merged.pt"])
+    for name in pushed:
+        close(torch.load(tmp_path / name), torch.load(alone / kind / name))
+
+    steps = [line["values"] for line in ranks.spool_lines(tmp_path, "metrics") if "loss" in line["values"]]
+    steps_alone = [line["values"] for line in ranks.spool_lines(alone / kind, "metrics") if "loss" in line["values"]]
+    assert [values["batch/samples_per_step"] for values in steps] == [16, 16, 1]
+    for values, values_alone in zip(steps, steps_alone, strict=True):
+        for name in STEP_METRICS:
+            assert values[name] == pytest.approx(values_alone[name], abs=1e-5), name
+        # Rank 1 gets its own rows and nothing else: half of the samples, not a copy of all.
+        assert 0 < values["perf/dispatch_mib"] < 0.02
+        assert values["perf/dispatch_s"] < 0.5
+    assert [line["name"] for line in ranks.spool_lines(tmp_path, "event")] == ["started", "first_step"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "what", "sentence"),
+    [
+        (1, "kill", "Trainer rank 1 ended without a word; it was killed, most often for lack of memory."),
+        (1, "raise", "Trainer rank 1: ValueError: the test wants it to fail"),
+        (1, "hang", "Trainer rank 1 has given no sign of life for"),
+    ],
+)
+def test_a_rank_that_is_lost_ends_the_run_with_its_reason(
+    tiny_llama: Path, tmp_path: Path, rank: int, what: str, sentence: str
+) -> None:
+    settings = {"gradient_accumulation_steps": 2, "heartbeat_stale_after_s": 12.0}
+    fault = {"rank": rank, "what": what}
+    done = ranks.run(tmp_path, {"model": str(tiny_llama), "settings": settings, "fault": fault}, ranks=2)
+    ended = time.time()
+    assert done.returncode != 0
+    events = ranks.spool_lines(tmp_path, "event")
+    assert [event["name"] for event in events] == ["started", "first_step", "failed"]
+    assert events[-1]["text"].startswith(sentence)
+    first_step = next(event["t"] for event in events if event["name"] == "first_step")
+    assert events[-1]["t"] - first_step < (30 if what == "hang" else 15)
+    assert ended - events[-1]["t"] < 45  # the launcher gives the others 30 s
