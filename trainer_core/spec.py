@@ -263,7 +263,19 @@ class ResourceSpec(Section):
 
     rollout_gpus: int = Field(1, ge=1, le=64, title="Rollout GPUs", description="GPUs of the vLLM server.")
     trainer_gpus: int = Field(
-        1, ge=1, le=64, title="Trainer GPUs", description="GPUs of the trainer, one process each."
+        1,
+        ge=1,
+        le=64,
+        title="Trainer GPUs",
+        description="GPUs of the trainer, one process each; the model is sharded over them.",
+    )
+    cpu_ranks: int = Field(
+        1,
+        ge=1,
+        le=8,
+        title="Trainer processes on a CPU",
+        json_schema_extra=ADVANCED,
+        description="Only for trying out several trainer processes on a host without a GPU, where GPU counts mean nothing.",
     )
 
 

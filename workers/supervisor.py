@@ -117,7 +117,7 @@ class Supervisor:
                 self.watch_server(spec.server.max_restarts)
                 self.progress(f"Starts the vLLM server: {self.server.progress()}.")
 
-            ranks = max(1, len(held.trainer_gpus))
+            ranks = len(held.trainer_gpus) if held.device == "cuda" else spec.resources.cpu_ranks
             rendezvous = leases.lease_port(self.attempt, "trainer rendezvous") if ranks > 1 else None
             plan = TrainerPlan(
                 self.run.folder, self.attempt.folder, model, [self.server.url], resume, ranks, rendezvous,

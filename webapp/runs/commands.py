@@ -180,7 +180,7 @@ def preview(spec: RunSpec, model_path: str, device: Device) -> list[dict[str, st
     """Both commands as a shell would take them; folder, port and rendezvous of the run stand as words in capitals."""
     serve = serve_command(spec, model_path=model_path, port=0, device=device)
     serve.argv[serve.argv.index("--port") + 1] = "PORT"
-    ranks = spec.resources.trainer_gpus if device == "cuda" else 1
+    ranks = spec.resources.trainer_gpus if device == "cuda" else spec.resources.cpu_ranks
     plan = TrainerPlan(
         Path("RUN"), Path("RUN/attempts/1"), Path(model_path), ["http://127.0.0.1:PORT"], None, ranks,
         rendezvous_port=0 if ranks > 1 else None,
