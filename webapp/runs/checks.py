@@ -217,7 +217,7 @@ def _check_rewards(spec: RunSpec) -> list[Problem]:
             problems.append(
                 Problem(f"{field}.version", f"{reward.name} has no version {reward.version}; its versions are {there}.")
             )
-    if all(reward.weight == 0 for reward in spec.rewards):
+    if not spec.agent.environment and all(reward.weight == 0 for reward in spec.rewards):
         problems.append(
             Problem("rewards", "All rewards have weight 0, so there is nothing to learn; give one a weight.")
         )
