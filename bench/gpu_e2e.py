@@ -27,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HOST = "gpu-e2e"
 SLOTS = 8
+LEAVING_S = 4.0
 STOP_S, KILL_S, PUSH_S = 45.0, 15.0, 75.0
 """Seconds before the end at which runs are stopped, everything left is killed, and pushes are timed at the latest."""
 ENVIRONMENT = {
@@ -129,6 +130,7 @@ class Bench:
         if attempt is None:
             run.refresh_from_db()
             raise RuntimeError(f"{phase.name} was not claimed: {run.reason}")
+        run.refresh_from_db()
         watched = Watched(phase, attempt, self.begin)
         self.watched.append(watched)
         held = [f"{lease.device} for {lease.purpose}" for lease in attempt.leases.select_related("device")]
@@ -167,8 +169,7 @@ class Bench:
     def close(self) -> None:
         """Kill what is left, look whether anything stayed behind, write everything down."""
         from bench.support.gpu_report import summary
-        from webapp.hosts.models import Lease
-        from workers import devices, processes
+        from workers import processes
 
         for run in self.watched:
             self._guarded(run.phase.name, run.look)
@@ -176,19 +177,31 @@ class Bench:
                 processes.sweep(str(run.attempt.pk), {run.attempt.supervisor_pid})
         if self.push is not None:
             processes.end(self.push, 8.0)
-        left = {
-            run.phase.name: [process.pid for process in processes.marked(str(run.attempt.pk))] for run in self.watched
-        }
-        uuids = [device.uuid for device in devices.discover(HOST)]
-        self.found["left_behind"] = {
-            "processes": left, "leases": Lease.objects.count(), "on_gpus": devices.computing_on(uuids),
-        }  # fmt: skip
+        self._guarded("left behind", self._look_around)
         self._save(every=0.0)
         text = summary(self.found)
         (self.arguments.out / "summary.txt").write_text(text)
         print(text, flush=True)
         self._pack_logs()
         self.passed = not self.found["problems"] and all(run.run.state == "completed" for run in self.watched)
+
+    def _look_around(self) -> None:
+        """What the runs left behind: processes, leases, and anything that computes on a GPU."""
+        from webapp.hosts.models import Lease
+        from workers import devices, processes
+
+        def processes_left() -> dict[str, list[int]]:
+            return {
+                run.phase.name: [found.pid for found in processes.marked(str(run.attempt.pk))] for run in self.watched
+            }
+
+        until = time.time() + LEAVING_S  # a supervisor writes the end of its run before its own
+        while any(processes_left().values()) and time.time() < until:
+            time.sleep(0.25)
+        uuids = [device.uuid for device in devices.discover(HOST)]
+        self.found["left_behind"] = {
+            "processes": processes_left(), "leases": Lease.objects.count(), "on_gpus": devices.computing_on(uuids),
+        }  # fmt: skip
 
     def _save(self, every: float) -> None:
         if time.time() - self._saved < every:

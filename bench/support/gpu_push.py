@@ -1,6 +1,6 @@
 """Times weight pushes of a Qwen3-0.6B shape over NCCL: trainer.sync's own classes, a real server, 1.19 GB of bf16.
 
-The server is started at once, with random weights; the pushes wait until the file GO is there. After the last push of each
+The server is started at once; the pushes wait until the file GO is there. After the last push of each
 kind the server's greedy answer is compared with the trainer's.
 
 usage: python -m bench.support.gpu_push --out FILE --go FILE --gpus SERVER_UUID TRAINER_UUID --end UNIX_TIME
@@ -36,14 +36,13 @@ def main() -> int:
     arguments = _arguments()
     server_gpu, trainer_gpu = (arguments.gpus * 2)[:2]
     folder = arguments.out.parent / "push-model"
-    _write_model(folder)
+    os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": trainer_gpu}
+    model = _write_model(folder)
     port = 20_990
     process = _start_server(folder, port, server_gpu, arguments.out.parent / "push-server.log")
-    os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": trainer_gpu}
     found: dict[str, Any] = {}
     try:
         url = f"http://127.0.0.1:{port}"
-        model = _model(folder)
         begin = time.time()
         while not _healthy(url):
             if process.poll() is not None or time.time() > arguments.end:
@@ -94,7 +93,7 @@ def measure(url: str, model: Any, found: dict[str, Any], save: Any) -> None:
         found[name] = {key: round(1000 * sorted(row[key] for row in rows)[len(rows) // 2], 1) for key in rows[0]}
         found[name]["gather_and_cast"] = round(1000 * _gather_s(model), 1)
         found[name]["gigabytes"] = round(sum(p.numel() for p in model.parameters()) * 2 / 1e9, 3)
-        found[name]["same_greedy_answer"] = _answer(url) == _own_answer(model)
+        found[name]["same_greedy_answer"] = _answer(url) == _own_answer(model.to(torch.bfloat16))
         save()
     sync.close()
 
@@ -157,7 +156,7 @@ def _own_answer(model: Any) -> list[int]:
     import torch
 
     ids = list(PROMPT)
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+    with torch.no_grad():
         for _ in range(4):
             ids.append(int(model(torch.tensor([ids], device="cuda")).logits[0, -1].argmax()))
     return ids[len(PROMPT) :]
@@ -198,24 +197,18 @@ def _nothing() -> Any:
     yield
 
 
-def _write_model(folder: Path) -> None:
-    """A configuration and the built-in model's tokenizer; the weights are made by server and trainer, each its own."""
-    shutil.copytree(Path(os.environ["OFFBEAT_MODELS"]) / "smollm2-135m-instruct", folder, dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns("*.safetensors", "config.json"))  # fmt: skip
-    config = {**SHAPE, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
-              "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "attention_bias": False}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _model(folder: Path) -> Any:
+def _write_model(folder: Path) -> Any:
+    """A model of random weights on the GPU, saved with the built-in model's tokenizer."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    builtin = Path(os.environ["OFFBEAT_MODELS"]) / "smollm2-135m-instruct"
+    shutil.copytree(builtin, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     torch.manual_seed(0)
     with torch.device("cuda"):
-        return (
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).to(torch.bfloat16).requires_grad_(True)
-        )
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    return model
 
 
 def _start_server(folder: Path, port: int, gpu: str, log: Path) -> subprocess.Popen[bytes]:
@@ -229,8 +222,7 @@ def _start_server(folder: Path, port: int, gpu: str, log: Path) -> subprocess.Po
         "server": {"max_model_len": 1024, "enforce_eager": True, "kv_cache_gib": 4.0},
     })  # fmt: skip
     command = serve_command(spec, model_path=str(folder), port=port, device="cuda", gpu_share=0.1)
-    argv = [*command.argv, "--load-format", "dummy"]
-    return start(argv, env=environment("push", [gpu], "cuda", command.env), log=log)
+    return start(command.argv, env=environment("push", [gpu], "cuda", command.env), log=log)
 
 
 def _healthy(url: str) -> bool:
