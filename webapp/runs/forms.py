@@ -239,9 +239,10 @@ def _read(path: str, info: FieldInfo, post: Mapping[str, str]) -> Any:
         return {} if loaded is None else loaded
     if get_origin(inner) is list:
         return [word.strip() for word in text.split(",") if word.strip()]
+    if optional and not text.strip():
+        return None
     if inner in (int, float):
-        text = text.strip()
-        return None if optional and not text else text
+        return text.strip()
     # Browsers send line ends as \r\n; a spec holds plain \n.
     return text.replace("\r\n", "\n") if path in LONG_TEXT else text.strip()
 
