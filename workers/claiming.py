@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
 from webapp.hosts.models import ALIVE_FOR, Device, Host
+from webapp.hosts.offers import gpus_are_up, takes_runs
 from webapp.hosts.placement import Placement, gpu_of
 from webapp.runs.lifecycle import change_state
 from webapp.runs.models import Attempt, Event, Run, State
@@ -46,9 +47,9 @@ def claim_next(host_name: str) -> Attempt | None:
     try:
         with transaction.atomic():
             host = Host.objects.select_for_update().get(name=host_name)
-            if host.drained or _leaves_to_gpu_hosts(host):
-                return None
             present, free = _devices(host)
+            if not takes_runs(host, present, gpus_are_up()):
+                return None
             for run in _queue():
                 attempt = run.current_attempt
                 spec = _spec_or_fail(run, attempt)
@@ -110,15 +111,6 @@ def _devices(host: Host) -> tuple[list[Device], list[Device]]:
         if pids:
             logger.warning("GPU %s is not leased, but processes %s compute on it; no run gets it", uuid, pids)
     return present, [device for device in unleased if not strangers.get(gpu_of(device.uuid))]
-
-
-def _leaves_to_gpu_hosts(host: Host) -> bool:
-    """A host without GPUs takes runs only where there is no live host with some."""
-    if host.devices.filter(present=True, kind=Device.Kind.GPU).exists():
-        return False
-    return Device.objects.filter(
-        kind=Device.Kind.GPU, present=True, host__drained=False, host__last_seen_at__gt=timezone.now() - ALIVE_FOR
-    ).exists()
 
 
 def explain_queue() -> None:

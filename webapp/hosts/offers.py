@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db.models import Prefetch
+from django.utils import timezone
 
-from webapp.hosts.models import Device, Host
+from webapp.hosts.models import ALIVE_FOR, Device, Host
 from webapp.hosts.placement import Placement, place
 
 
@@ -36,10 +37,22 @@ class Offer:
 
 
 def offers() -> list[Offer]:
-    """All hosts, by name. A host without GPUs takes runs only where no host that is up has some."""
+    """All hosts, by name."""
     present = Prefetch("devices", Device.objects.filter(present=True).select_related("lease__attempt__run"))
-    found = [(host, list(host.devices.all())) for host in Host.objects.prefetch_related(present)]
-    open_ = [(host.pk, devices) for host, devices in found if host.alive and not host.drained]
-    gpus = any(device.kind == Device.Kind.GPU for _, devices in open_ for device in devices)
-    taking = {pk for pk, devices in open_ if devices and (devices[0].kind == Device.Kind.GPU or not gpus)}
-    return [Offer(host, devices, host.pk in taking) for host, devices in found]
+    hosts = [(host, list(host.devices.all())) for host in Host.objects.prefetch_related(present)]
+    gpus_up = gpus_are_up()
+    return [Offer(host, devices, host.alive and takes_runs(host, devices, gpus_up)) for host, devices in hosts]
+
+
+def takes_runs(host: Host, devices: Sequence[Device], gpus_up: bool) -> bool:
+    """Whether a host that is up takes runs: not when drained, and without GPUs only where no host that is up has some."""
+    has_gpus = any(device.kind == Device.Kind.GPU for device in devices)
+    return bool(devices) and not host.drained and (has_gpus or not gpus_up)
+
+
+def gpus_are_up() -> bool:
+    """Whether a host that is up and not drained has a GPU."""
+    since = timezone.now() - ALIVE_FOR
+    return Device.objects.filter(
+        kind=Device.Kind.GPU, present=True, host__drained=False, host__last_seen_at__gt=since
+    ).exists()

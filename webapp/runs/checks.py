@@ -12,12 +12,11 @@ from pathlib import Path
 import httpx
 from django.conf import settings
 from django.core.cache import cache
-from django.db.models import Prefetch
 
 from trainer_core.rewards import BUILTINS, check_columns
 from trainer_core.spec import RunSpec
-from webapp.hosts.models import Device, Host
-from webapp.hosts.placement import gpu_of, place
+from webapp.hosts.offers import offers
+from webapp.hosts.placement import gpu_of
 from webapp.rewards.models import RewardFunction
 from webapp.runs.problems import Problem
 
@@ -225,18 +224,19 @@ def _check_rewards(spec: RunSpec) -> list[Problem]:
 
 
 def _check_devices(spec: RunSpec) -> list[Problem]:
-    """No host at all is no problem: the run waits for one, and its page says so."""
-    wanted = spec.resources
-    present = Prefetch("devices", Device.objects.filter(present=True))
-    hosts = [(host.name, list(host.devices.all())) for host in Host.objects.prefetch_related(present)]
-    if not hosts or any(
-        devices and (devices[0].kind == Device.Kind.CPU or place(devices, wanted.rollout_gpus, wanted.trainer_gpus))
-        for _, devices in hosts
-    ):
+    """Looked at are the hosts that take runs, or all of them while none is up. No host at all is no problem: the run waits
+    for one, and its page says so.
+    """
+    wanted = spec.resources.rollout_gpus, spec.resources.trainer_gpus
+    known = offers()
+    asked = [offer for offer in known if offer.takes_runs] or known
+    if not asked or any(offer.fit(offer.devices, *wanted) for offer in asked):
         return []
-    found = ", ".join(f"{name} has {len({gpu_of(device.uuid) for device in devices})}" for name, devices in hosts)
-    return [Problem("resources", f"{wanted.rollout_gpus + wanted.trainer_gpus} GPUs of one host are needed "
-                    f"({wanted.rollout_gpus} for rollouts, {wanted.trainer_gpus} for training), but {found}.")]  # fmt: skip
+    found = ", ".join(
+        f"{offer.host.name} has {len({gpu_of(device.uuid) for device in offer.devices})}" for offer in asked
+    )
+    return [Problem("resources", f"{sum(wanted)} GPUs of one host are needed ({wanted[0]} for rollouts, {wanted[1]} for "
+                    f"training), but {found}.")]  # fmt: skip
 
 
 def _check_disk(spec: RunSpec) -> list[Problem]:

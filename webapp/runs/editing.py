@@ -13,10 +13,11 @@ from django.utils.text import slugify
 from django.views.decorators.http import require_http_methods, require_POST
 from pydantic import ValidationError
 
-from trainer_core.spec import RunSpec
+from trainer_core.spec import RewardSpec, RunSpec
 from webapp.accounts.models import User
 from webapp.accounts.permissions import Action, require
 from webapp.checkpoints.models import Checkpoint
+from webapp.rewards.models import RewardFunction
 from webapp.runs import forking, forms, lifecycle, prelaunch, previews, services
 from webapp.runs.models import Run, State
 from webapp.runs.problems import Problem, from_pydantic
@@ -65,9 +66,20 @@ def new(request: HttpRequest) -> HttpResponse:
         spec = parent.run_spec()
         word = "fork" if _fork(request, parent) else "copy"
         spec = spec.model_copy(update={"name": f"{spec.name[:110]} ({word})"})
+    elif reward := request.GET.get("reward"):
+        spec = _with_reward(reward)
     else:
         spec = sample_spec() if request.GET.get("preset") == "sample" else RunSpec()
     return _page(request, forms.from_spec(spec), parent=parent)
+
+
+def _with_reward(name: str) -> RunSpec:
+    """The sample's settings, small enough to try something, with a reward function written here."""
+    get_object_or_404(RewardFunction, name=name)
+    spec = sample_spec()
+    return spec.model_copy(
+        update={"name": f"{name}: first try", "rewards": [RewardSpec(name=name)], "tags": [], "notes": ""}
+    )
 
 
 @require_http_methods(["GET", "POST"])

@@ -15,6 +15,8 @@ from webapp.runs.commands import preview
 
 SHOWN = 3
 MAX_CHARACTERS = 1200
+SLOW_LORA = 1e-5
+"""A learning rate below this is one for full training."""
 
 
 def facts(spec: RunSpec) -> list[str]:
@@ -31,8 +33,13 @@ def facts(spec: RunSpec) -> list[str]:
     kept = spec.training.max_steps // spec.checkpoints.save_steps
     kept += 1 if spec.training.max_steps % spec.checkpoints.save_steps else 0
     kept = min(kept, spec.checkpoints.save_total_limit or kept)
+    learning = spec.training.learning_rate
+    advice = []
+    if spec.lora.enabled and learning < SLOW_LORA:
+        advice.append(f"A LoRA adapter hardly moves at a learning rate of {learning:g}; about 1e-4 is usual.")
     room = spec.server.max_model_len - spec.rollout.max_completion_length
     return [
+        *advice,
         step,
         f"{spec.training.max_steps:,} steps, training {trained}; weights go to the server {when}.",
         f"Prompts may have up to {room:,} tokens; completions up to {spec.rollout.max_completion_length:,}.",

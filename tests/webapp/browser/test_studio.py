@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.urls import resolve
 from playwright.sync_api import Browser, expect
 
 from tests.webapp import seed
 from tests.webapp.browser.conftest import Studio, Watched
+from tests.webapp.browser.walking import pages_at
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-SEED = """
+SEED = '''
 import json
+from datetime import timedelta
 from tests.webapp import seed
 from webapp.accounts.models import User
 from webapp.rewards import services
+from webapp.reports.models import Report
 from webapp.rewards.forms import STARTER
+from webapp.sharing.models import ShareLink
+from webapp.sweeps.models import Sweep, Trial
 ada = seed.make_user("ada", is_superuser=True)
 grace = seed.make_user("grace-whose-name-is-rather-long")
 long_name = "a name that somebody typed without thinking of tables " + "x" * 60
@@ -34,13 +41,33 @@ runs = {
 function = services.create_function(STARTER.replace("my_reward", "seeded_reward"), "Last number, with a crumb", ada)
 services.add_version(function, function.latest.source.replace("0.1", "0.2"), "a bigger crumb", ada)
 checkpoint = runs["completed"].checkpoints.first().pk
-print(json.dumps({state: str(run.pk) for state, run in runs.items()} | {"checkpoint": checkpoint}))
-"""
+report = Report.objects.create(title="What was learned", owner=ada, text=f"""# Learned
+
+Much.
+
+```chart
+run: {runs["completed"].pk}
+metric: reward
+```
+""")
+sweep = Sweep.objects.create(name="rates", owner=ada, base=runs["completed"], method="grid",
+                             axes={"training.learning_rate": [1e-4, 3e-4]})
+for number, (state, rate) in enumerate((("completed", 1e-4), ("failed", 3e-4)), 1):
+    Trial.objects.create(sweep=sweep, run=runs[state], number=number, place={"training.learning_rate": rate})
+_, token = ShareLink.create(runs["completed"], ada, timedelta(days=2))
+values = {
+    "run_id": runs["completed"].pk, "runs:edit run_id": runs["draft"].pk, "checkpoint_id": checkpoint, "name": "seeded_reward",
+    "rollout_id": runs["completed"].rollouts.first().pk, "report_id": report.pk, "sweep_id": sweep.pk, "token": token,
+    "user_id": grace.pk, "token_id": 1, "link_id": 1, "secret_id": 1, "host_id": 1, "hook_id": 1, "export_id": 1, "number": 2,
+}
+ids = {state: str(run.pk) for state, run in runs.items()}
+print(json.dumps(ids | {"checkpoint": checkpoint, "values": values}, default=str))
+'''
 
 
 @pytest.fixture(scope="module")
-def runs(studio: Studio) -> dict[str, str]:
-    """Ids of seeded runs by state."""
+def runs(studio: Studio) -> dict[str, Any]:
+    """Ids of seeded runs by state; `values` are those of the parameters of addresses."""
     return json.loads(studio.run_code(SEED))
 
 
@@ -50,7 +77,11 @@ def ada(web: Watched, runs: dict[str, str]) -> Watched:
     return web
 
 
-def pages(runs: dict[str, str]) -> dict[str, str]:
+LIVE = ("run", "logs", "runs", "shared:show")
+"""Pages that go on asking, so that the network never rests."""
+
+
+def pages(runs: dict[str, Any]) -> dict[str, str]:
     live = f"/runs/{runs['running']}/"
     return {
         "runs": "/runs/", "runs-nothing-found": "/runs/?search=nothing+has+this", "new-run": "/runs/new/?preset=sample",
@@ -66,6 +97,7 @@ def pages(runs: dict[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme, width", [("light", 1400), ("dark", 1400), ("light", 390), ("dark", 390)])
 def test_every_page_draws_without_a_complaint(
     chromium: Browser, studio: Studio, runs: dict[str, str], shots: Path, scheme: str, width: int
@@ -76,9 +108,12 @@ def test_every_page_draws_without_a_complaint(
     web.go("/login/")
     web.shoot("login")
     web.sign_in("ada", seed.PASSWORD)
-    for name, path in pages(runs).items():
+    listed = pages(runs)
+    known = {resolve(path.partition("?")[0]).view_name for path in listed.values()}
+    found = {name: path for name, path in pages_at(web.page, studio.url, runs["values"]).items() if name not in known}
+    for name, path in (listed | found).items():
         page = web.go(path)
-        page.wait_for_load_state("networkidle" if name not in ("run", "logs", "runs") else "load")
+        page.wait_for_load_state("networkidle" if name not in LIVE else "load")
         if name in ("run", "failed", "completed"):
             page.wait_for_selector("#chart-reward .main-svg")
         if name == "compare":

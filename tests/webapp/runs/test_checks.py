@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from django.utils import timezone
 
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
@@ -137,6 +138,19 @@ def test_devices_are_only_missed_when_hosts_are_known() -> None:
     assert problem.field == "resources"
     assert "big has 2" in problem.message
     Device.objects.create(host=host, uuid="GPU-2", kind="gpu", index=2, name="H200")
+    assert checks.check_spec(spec_with(**wanted)) == []
+
+
+def test_a_processor_does_not_help_where_gpus_are_up_since_no_run_goes_there() -> None:
+    """The rule is that of claiming: a host without GPUs leaves runs to hosts with some."""
+    wanted = {"resources__trainer_gpus": 2}
+    cpu = Host.objects.create(name="cpu", last_seen_at=timezone.now())
+    Device.objects.create(host=cpu, uuid="cpu:cpu", kind="cpu", name="2 cores")
+    assert checks.check_spec(spec_with(**wanted)) == []
+    big = Host.objects.create(name="big", last_seen_at=timezone.now())
+    Device.objects.create(host=big, uuid="GPU-0", kind="gpu", name="H200")
+    assert "but big has 1" in the_problem(**wanted).message
+    Host.objects.filter(pk=big.pk).update(drained=True)
     assert checks.check_spec(spec_with(**wanted)) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
+from webapp.rewards.forms import STARTER
+from webapp.rewards.services import create_function
 from webapp.runs import forms, services
 from webapp.runs.models import Run, State
 from webapp.runs.sample import sample_spec
@@ -187,3 +190,25 @@ def test_the_live_check_survives_a_file_that_breaks_later(as_ada: Client, post: 
     answer = as_ada.post("/runs/check/", {**post, "data.source": str(path), "data.options": ""}).json()
     assert [problem["field"] for problem in answer["problems"]] == ["data.source"]
     assert "line 2" in answer["problems"][0]["message"]
+
+
+def test_a_reward_leads_to_a_run_that_uses_it(as_ada: Client, ada: User) -> None:
+    create_function(STARTER, "", ada)
+    page = as_ada.get("/runs/new/?reward=my_reward").content.decode()
+    assert 'value="my_reward: first try"' in page
+    chosen = re.search(r'<select[^>]*id="id_rewards\.0\.name".*?</select>', page, re.DOTALL)
+    assert chosen is not None
+    assert re.search(r'<option[^>]*value="my_reward"[^>]* selected', chosen[0])
+    data = posted(forms.from_spec(sample_spec())) | {"rewards.0.name": "my_reward", "action": "draft"}
+    as_ada.post("/runs/new/", data)
+    assert Run.objects.get().run_spec().rewards[0].name == "my_reward"
+    assert as_ada.get("/runs/new/?reward=nobody_wrote_it").status_code == 404
+
+
+def test_a_learning_rate_at_which_an_adapter_stands_still_is_said(as_ada: Client, post: dict[str, str]) -> None:
+    slow = as_ada.post("/runs/check/", {**post, "training.learning_rate": "1e-6"}).json()
+    assert slow["facts"][0] == "A LoRA adapter hardly moves at a learning rate of 1e-06; about 1e-4 is usual."
+    assert slow["problems"] == []
+    full = {key: value for key, value in post.items() if key != "lora.enabled"}
+    facts = as_ada.post("/runs/check/", {**full, "training.learning_rate": "1e-6"}).json()["facts"]
+    assert not any("LoRA adapter hardly" in fact for fact in facts)

@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from tests.webapp import seed
+from tests.webapp.runs.test_form import posted
 from trainer_core.spec import ModelSpec, ResourceSpec, RolloutSpec, RunSpec
 from webapp.hosts.models import Device, Host, Lease
 from webapp.hosts.offers import offers
@@ -23,18 +24,6 @@ PROMPTS = [
     [{"role": "user", "content": "6 * 7 = ?"}],
     [{"role": "system", "content": "Be brief – “so”."}, {"role": "user", "content": "<b>{{ 1 + 1 }}</b>\n\n"}],
 ]
-
-
-def posted(spec: RunSpec) -> dict[str, str]:
-    """What a browser sends for this spec."""
-    form = forms.from_spec(spec)
-    data = {
-        field.path: "on" if field.value is True else field.value
-        for section in form.sections for field in section.fields if field.value is not False
-    }  # fmt: skip
-    for row in form.rewards:
-        data |= {f"rewards.{row.index}.{name}": getattr(row, name) for name in ("name", "version", "weight")}
-    return data
 
 
 def gpu_host(name: str, gpus: int, gib: int = 80, **fields: Any) -> list[Device]:
@@ -93,7 +82,7 @@ def test_the_check_shows_prompts_memory_devices_and_who_waits(
 ) -> None:
     seed.make_host()
     spec = RunSpec(model=ModelSpec(path=str(tiny_model)))
-    answer = as_ada.post("/runs/check/", posted(spec)).json()
+    answer = as_ada.post("/runs/check/", posted(forms.from_spec(spec))).json()
     assert answer["problems"] == []
     first = answer["prompts"][0]
     assert first["text"].startswith("<|im_start|>user\n")
@@ -111,7 +100,7 @@ def test_the_check_shows_prompts_memory_devices_and_who_waits(
 
 
 def test_an_invalid_form_estimates_nothing(as_ada: Client, ada: Any) -> None:
-    data = posted(RunSpec()) | {"training.max_steps": "many"}
+    data = posted(forms.from_spec(RunSpec())) | {"training.max_steps": "many"}
     answer = as_ada.post("/runs/check/", data).json()
     assert "before" not in answer
     assert answer["problems"]
