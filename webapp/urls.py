@@ -14,6 +14,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("account/", include("webapp.accounts.urls")),
     path("runs/", include("webapp.runs.urls")),
     path("runs/<uuid:run_id>/rollouts/", include("webapp.rollouts.urls")),
+    path("runs/<uuid:run_id>/playground/", include("webapp.playground.urls")),
     path("sweeps/", include("webapp.sweeps.urls")),
     path("rewards/", include("webapp.rewards.urls")),
     path("reports/", include("webapp.reports.urls")),

@@ -40,7 +40,7 @@ PAGES: dict[str, Rule] = {
     "sharing:*": RUNS, "shared:*": EVERYBODY,
     "reports:*": RUNS, "reports:new": RUNNERS_ONLY, "reports:edit": RUNNERS_ONLY,
     "sweeps:*": RUNS, "sweeps:new": RUNNERS_ONLY,
-    "rollouts:*": RUNS,
+    "rollouts:*": RUNS, "playground:*": RUNS,
     "checkpoints:*": RUNS,
     "rewards:*": REWARDS, "rewards:new": AUTHORS_ONLY, "rewards:edit": AUTHORS_ONLY,
     "hosts:*": HOSTS,

@@ -12,6 +12,7 @@ from tests.webapp import seed
 from tests.webapp.browser.conftest import Studio, Watched
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
+expect.set_options(timeout=30_000)  # other tests may hold the processor
 
 SEED = """
 import json

@@ -1,0 +1,177 @@
+"""The vLLM server of a live run: where it is, which models it offers, and asking it.
+
+The address is made of the port that the run's attempt has leased, so a request can't name one. The server listens on loopback
+only: it is reached where the studio's web server runs on the run's host.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from webapp.checkpoints.models import Checkpoint
+from webapp.runs.models import ACTIVE, Run, State
+
+PORT_PURPOSE = "vLLM server"
+LOOK_TIMEOUT_S = 5.0
+DEADLINE_S = 120.0
+"""For one answer."""
+MOST_BYTES = 2_000_000
+"""Of one answer."""
+
+
+class NoServer(Exception):
+    """There is nobody to talk to; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model that can be talked to. `key` is what a page sends back; `folder` is set for a checkpoint's adapter."""
+
+    key: str
+    title: str
+    name: str
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """What a run's server offers now."""
+
+    url: str
+    choices: list[Choice]
+
+    def choice(self, key: str) -> Choice:
+        """Raises NoServer for a key that is none of the choices."""
+        for choice in self.choices:
+            if choice.key == key:
+                return choice
+        raise NoServer("The run's server does not have this model any more; reload the page.")
+
+
+def address(run: Run) -> str:
+    """Raises NoServer."""
+    if run.state not in ACTIVE:
+        what = "waits for its turn" if run.state == State.QUEUED else f"is {run.state}"
+        raise NoServer(f"The run {what}, so it has no server; one can talk to its model while it is running.")
+    attempt = run.current_attempt
+    port = None if attempt is None else attempt.ports.filter(purpose=PORT_PURPOSE).order_by("port").first()
+    if port is None:
+        raise NoServer("The run has not started its server yet; it takes a minute or so.")
+    return f"http://127.0.0.1:{port.port}"
+
+
+def look(run: Run) -> LiveServer:
+    """Ask the server which models it has. Raises NoServer."""
+    url = address(run)
+    attempt = run.current_attempt
+    host = attempt.host.name if attempt is not None and attempt.host is not None else "its host"
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=LOOK_TIMEOUT_S, trust_env=False)
+        models = [model for model in answer.raise_for_status().json()["data"] if isinstance(model.get("id"), str)]
+    except httpx.ConnectError as error:
+        raise NoServer(
+            f"The run's server does not listen on this machine; it is starting, or runs on another host ({host}), where it "
+            "listens for that host alone."
+        ) from error
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise NoServer(f"The run's server does not answer as one would expect: {type(error).__name__}.") from error
+    return LiveServer(url, choices_of(run, models))
+
+
+def choices_of(run: Run, models: list[dict[str, Any]]) -> list[Choice]:
+    """The newest weights first, then older adapters and checkpoints, then the base model."""
+    base = [model["id"] for model in models if not model.get("parent")]
+    adapters = sorted((model["id"] for model in models if model.get("parent")), key=_version, reverse=True)
+    if not base:
+        return []
+    takes_adapters = run.spec.get("lora", {}).get("enabled", False) and bool(adapters)
+    if not takes_adapters:
+        # Merged weights take the base model's place, so the server has what is trained, and only that.
+        return [Choice("current", "Current weights", base[0])]
+    pushed = [name for name in adapters if not name.startswith("playground-")]
+    choices = [Choice(name, f"Weights of step {_version(name)}{' (newest)' if at == 0 else ''}", name)
+               for at, name in enumerate(pushed)]  # fmt: skip
+    kept = run.checkpoints.filter(deleted_at=None, kind=Checkpoint.Kind.ADAPTER).select_related("run")
+    choices += [
+        Choice(f"checkpoint-{item.pk}", f"Checkpoint of step {item.step}", f"playground-{item.pk}", str(item.folder.resolve()))
+        for item in kept if item.folder.is_dir()
+    ]  # fmt: skip
+    return [*choices, Choice("base", "Base model", base[0])]
+
+
+def _version(name: str) -> int:
+    number = name.rpartition("-v")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+async def talk(server: LiveServer, choice: Choice, request: dict[str, Any]) -> AsyncIterator[bytes]:
+    """The answer in pieces, each a JSON line: {"text": ...} as it comes, at the end {"done": ...} or {"failed": <sentence>}."""
+    timeout = httpx.Timeout(DEADLINE_S, connect=LOOK_TIMEOUT_S)
+    try:
+        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
+            if choice.folder:
+                await _load(client, server.url, choice)
+            body = {**request, "model": choice.name, "stream": True, "stream_options": {"include_usage": True}}
+            async with client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    yield _line(failed=_refusal(await answer.aread(), answer.status_code))
+                    return
+                async for line in _pieces(answer):
+                    yield line
+    except httpx.TimeoutException:
+        yield _line(failed=f"The server did not answer within {DEADLINE_S:.0f} s; it may be pausing for new weights.")
+    except httpx.HTTPError as error:
+        yield _line(failed=f"The server went away: {type(error).__name__}.")
+
+
+async def _load(client: httpx.AsyncClient, url: str, choice: Choice) -> None:
+    """Have the server load a checkpoint's adapter; it is there already when the server says that it is."""
+    body = {"lora_name": choice.name, "lora_path": choice.folder}
+    answer = await client.post(f"{url}/v1/load_lora_adapter", json=body)
+    if answer.status_code != 200 and "already" not in answer.text:
+        raise httpx.HTTPError(f"HTTP {answer.status_code}")
+
+
+async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines for the page from the server's event stream."""
+    received, finish, usage = 0, "", {}
+    async for line in answer.aiter_lines():
+        received += len(line)
+        if received > MOST_BYTES:
+            yield _line(failed="The answer is longer than the playground takes.")
+            return
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == "[DONE]":
+            continue
+        try:
+            event = json.loads(data)
+        except ValueError:
+            continue
+        if "error" in event:
+            yield _line(failed=_refusal(data.encode(), 500))
+            return
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or []:
+            finish = choice.get("finish_reason") or finish
+            if text := (choice.get("delta") or {}).get("content"):
+                yield _line(text=text)
+    yield _line(done=finish or "stop", tokens=usage.get("completion_tokens"))
+
+
+def _refusal(content: bytes, status: int) -> str:
+    try:
+        answer = json.loads(content)
+        message = str((answer.get("error") or answer).get("message") or "")
+    except (ValueError, AttributeError):
+        message = ""
+    words = " ".join(message.split())[:300]
+    return f"The server refused (HTTP {status}){': ' + words if words else ''}".rstrip(".") + "."
+
+
+def _line(**record: Any) -> bytes:
+    return json.dumps(record).encode() + b"\n"
