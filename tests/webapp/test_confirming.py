@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +73,12 @@ def test_the_way_back_stays_in_the_studio(as_ada: Client) -> None:
     for page, back in (("http://testserver/hosts/", "http://testserver/hosts/"), ("https://elsewhere.example/", "/")):
         text = as_ada.post("/confirm/?to=/runs/bulk/", headers={"Referer": page}).content.decode()
         assert f'href="{back}">Cancel' in text
+
+
+def test_no_button_asks_only_by_script() -> None:
+    """Every question in a template is made by the tag, which has the page for browsers without scripts too."""
+    templates = Path(__file__).resolve().parents[2] / "templates"
+    alone = [
+        str(path.relative_to(templates)) for path in templates.rglob("*.html") if "data-confirm=" in path.read_text()
+    ]
+    assert alone == []

@@ -118,7 +118,11 @@ def plural(count: int, word: str) -> str:
 
 
 @register.simple_tag
-def confirm(to: str, question: str, yes: str = "Yes") -> SafeString:
-    """Attributes of a button that asks first: a dialog where scripts run, else a page of its own (webapp/confirming.py)."""
-    page = f"{reverse('confirm')}?{urlencode({'to': to, 'question': question, 'yes': yes})}"
-    return format_html('formaction="{}" data-confirm="{}" data-confirm-yes="{}"', page, question, yes)
+def confirm(to: str, question: str, yes: str, *values: Any) -> SafeString:
+    """Attributes of a button that asks first: a dialog where scripts run, else a page of its own (webapp/confirming.py).
+
+    `values` are put where the question has {}.
+    """
+    asked = question.format(*values)
+    page = f"{reverse('confirm')}?{urlencode({'to': to, 'question': asked, 'yes': yes})}"
+    return format_html('formaction="{}" data-confirm="{}" data-confirm-yes="{}"', page, asked, yes)
