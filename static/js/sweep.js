@@ -8,7 +8,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const TOP = 42;
 const BOTTOM = 26;
 const HEIGHT = 320;
-const SIDE = 74;
+const SIDE = 88;
 const GAP = 128; // least width between two axes; a narrow window scrolls
 
 const root = document.getElementById("parallel");
@@ -36,8 +36,9 @@ function scale(values, log) {
     const use = low > 0 && (log || high / low >= 100) ? Math.log : (value) => value;
     const share = (value) => (high === low ? 0.5 : (use(value) - use(low)) / (use(high) - use(low)));
     const distinct = [...new Set(sorted)];
-    const ticks = distinct.length <= 7 ? distinct : [0, 0.25, 0.5, 0.75, 1].map((at) => sorted[Math.round(at * (sorted.length - 1))]);
-    return { share: (value) => (typeof value === "number" ? share(value) : null), ticks: [...new Set(ticks)].map((value) => [share(value), number(value)]) };
+    const between = (at) => (use === Math.log ? low * (high / low) ** at : low + (high - low) * at);
+    const ticks = distinct.length <= 5 ? distinct : [0, 0.25, 0.5, 0.75, 1].map(between);
+    return { share: (value) => (typeof value === "number" ? share(value) : null), ticks: [...new Set(ticks)].map((value) => [share(value), number(Number(value.toPrecision(3)))]) };
   }
   const names = [...new Set(values.filter((value) => value !== undefined).map(words))].sort();
   const share = (value) => (names.length < 2 ? 0.5 : names.indexOf(words(value)) / (names.length - 1));

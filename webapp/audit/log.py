@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import Model, Q, QuerySet
 from django.utils import timezone
 
@@ -14,7 +14,12 @@ from webapp.audit.models import Entry
 
 
 def record(
-    actor: AbstractBaseUser | None, action: str, text: str, thing: Model | None = None, *, name: str = ""
+    actor: AbstractBaseUser | AnonymousUser | None,
+    action: str,
+    text: str,
+    thing: Model | None = None,
+    *,
+    name: str = "",
 ) -> Entry:
     """Note that `actor` did something; None when nobody is signed in. `name` is that of `thing`, by default its `name`.
 
@@ -22,7 +27,7 @@ def record(
     """
     came_from = origin.current()
     return Entry.objects.create(
-        actor=actor, actor_name=actor.get_username() if actor else "", action=action, text=text,
+        actor_id=actor.pk if actor else None, actor_name=actor.get_username() if actor else "", action=action, text=text,
         target=(name or str(getattr(thing, "name", "")))[:200], target_id="" if thing is None else str(thing.pk),
         address=came_from.address[:45], via=came_from.token[:100],
     )  # fmt: skip

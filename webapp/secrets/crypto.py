@@ -31,6 +31,8 @@ def _box() -> MultiFernet:
     return MultiFernet([Fernet(_derived(key)) for key in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
 
 
-def _derived(key: str) -> bytes:
-    made = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"offbeat secrets 1").derive(key.encode())
+def _derived(key: str | bytes) -> bytes:
+    made = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"offbeat secrets 1").derive(
+        key if isinstance(key, bytes) else key.encode()
+    )
     return base64.urlsafe_b64encode(made)

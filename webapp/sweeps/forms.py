@@ -72,7 +72,7 @@ def read(post: Mapping[str, str]) -> tuple[Plan | None, list[Problem]]:
         except ValueError as error:
             problems.append(Problem(row.path, f"{row.path or 'A row without a setting'}: {error}."))
     if not axes and not problems:
-        problems.append(Problem("", "Nothing varies yet: choose a setting, and give it values or a range."))
+        problems.append(Problem("axes", "Nothing varies yet: choose a setting, and give it values or a range."))
     if problems:
         return None, problems
     data = form.cleaned_data
