@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,19 @@ _LLAMA3_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>
 def byte_tokenizer(template: str) -> Any:
     """The byte tokenizer of the tiny models with another chat template, and the tokens it needs."""
     tokenizer = tiny_tokenizer()
-    if template == LLAMA3:
+    if "<|start_header_id|>" in template:
         tokenizer.add_special_tokens({"additional_special_tokens": _LLAMA3_TOKENS})
-        tokenizer.eos_token = "<|eot_id|>"
+        tokenizer.eos_token, tokenizer.bos_token = "<|eot_id|>", "<|begin_of_text|>"
     tokenizer.chat_template = template
     return tokenizer
+
+
+def at_hand() -> dict[str, Any]:
+    """Templates of published models, which are not part of this repository: files of the folder OFFBEAT_TEST_TEMPLATES."""
+    folder = os.environ.get("OFFBEAT_TEST_TEMPLATES")
+    paths = sorted(Path(folder).glob("*.jinja")) if folder else []
+    # As the loader of transformers reads a template from a file: without the line end behind the last tag.
+    return {f"published {path.stem}": byte_tokenizer(path.read_text().removesuffix("\n")) for path in paths}
 
 
 def smollm2() -> Any | None:

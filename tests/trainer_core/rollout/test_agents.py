@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.vllm_server import RunningServer
 
 # The first use teaches the model and starts a server, which a machine with much else to do takes minutes for.
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def note(kind: str, **values: Any) -> None:

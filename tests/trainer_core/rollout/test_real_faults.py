@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Servers that are started on a machine with much else to do take minutes.
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1500)]
-SERVER_START_S = 600.0
+SERVER_START_S = 900.0
 
 
 class Counting(AsyncRolloutLoop):

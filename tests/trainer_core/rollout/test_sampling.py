@@ -227,7 +227,7 @@ async def test_the_real_servers_support_is_what_it_normalised_over(tiny_server: 
 @pytest.mark.server
 @pytest.mark.slow
 @pytest.mark.asyncio
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 async def test_the_real_generate_route(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU server cannot return masks; all else of the route that returns them is checked with it."""
     from tests.vllm_server import running_server, tiny_spec
