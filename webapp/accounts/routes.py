@@ -32,7 +32,7 @@ HOSTS = Rule(Action.LOOK, Action.ADMIN)
 ADMINS_ONLY = Rule(Action.ADMIN, Action.ADMIN)
 
 PAGES: dict[str, Rule] = {
-    "home": SIGNED_IN, "confirm": SIGNED_IN, "login": EVERYBODY, "logout": EVERYBODY, "confirm": SIGNED_IN,
+    "home": SIGNED_IN, "confirm": SIGNED_IN, "login": EVERYBODY, "logout": EVERYBODY,
     "accounts:*": SIGNED_IN, "accounts:people": ADMINS_ONLY, "accounts:change_person": ADMINS_ONLY,
     "runs:*": RUNS, "runs:new": RUNNERS_ONLY, "runs:edit": RUNNERS_ONLY,
     "runs:bulk": SIGNED_IN,  # comparing changes nothing; for the rest its view asks run by run
