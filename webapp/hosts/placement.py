@@ -16,8 +16,11 @@ SLOT_MARK = "#"
 class Slot(Protocol):
     """A device as far as its place matters."""
 
-    uuid: str
-    index: int
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def index(self) -> int: ...
 
 
 S = TypeVar("S", bound=Slot)

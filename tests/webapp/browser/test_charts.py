@@ -42,8 +42,11 @@ ship(first, [(step, {"reward": 0.1}) for step in range(1, 31)])
 checkpoint = Checkpoint.objects.create(run=resumed, attempt=first, step=20, kind="adapter", created_at=timezone.now())
 second = Attempt.objects.create(run=resumed, number=2, state="running", resumed_from=checkpoint)
 ship(second, [(step, {"reward": 0.9}) for step in range(21, 26)], **{"<img src=x onerror=alert(1)>/it's \\"odd\\"": 1.0})
+parts = seed.make_run(linus, "parts", steps=0, rollouts=False)
+for steps, values in ((range(1, 41), {"perf/fwd_bwd_s": 6.0}), ((20, 40), {"perf/checkpoint_s": 2.0})):
+    ship(parts.attempts.get(), [(step, values) for step in steps])
 empty = seed.make_run(linus, "empty", steps=0, rollouts=False)
-print(json.dumps({run.name: str(run.pk) for run in (long, resumed, empty)}))
+print(json.dumps({run.name: str(run.pk) for run in (long, resumed, parts, empty)}))
 """
 
 STEP = """
@@ -218,3 +221,16 @@ def test_every_point_of_a_chart_is_downloaded(linus: Watched, runs: dict[str, st
     with page.expect_download() as waiting:
         page.locator("#chart-reward").get_by_role("link", name="CSV").click()
     assert len(waiting.value.path().read_text().splitlines()) >= 6001
+
+
+def test_what_happens_rarely_is_a_peak_of_the_stack_and_no_dot(linus: Watched, runs: dict[str, str]) -> None:
+    page = linus.go(f"/runs/{runs['parts']}/")
+    traces = {trace["name"]: trace for trace in drawn(page, "step_time")["data"] if trace.get("stackgroup")}
+    assert set(traces) == {"fwd_bwd_s", "checkpoint_s"}
+    assert all(trace["mode"] == "lines" for trace in traces.values())
+    assert traces["checkpoint_s"]["x"] == [20, 40]
+    assert traces["checkpoint_s"]["stackgaps"] == "infer zero"
+    plot = "document.querySelector('#chart-step_time .js-plotly-plot')"
+    top = dict(map(tuple, page.evaluate(f"{plot}.calcdata[1].map((point) => [point.x, point.y])")))
+    assert (top[19], top[20], top[21]) == pytest.approx((6.0, 8.0, 6.0))
+    page.locator("#chart-step_time").screenshot(path=linus.shots / "stacked.png")

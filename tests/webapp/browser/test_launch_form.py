@@ -52,7 +52,7 @@ def test_memory_devices_and_waits_are_shown_and_gpus_chosen_on_the_picture(launc
     page = launcher.go("/runs/new/")
     page.fill("[id='id_model.path']", str(studio.home / "qwen3"))
     memory = page.locator("[data-testid=memory]")
-    expect(memory).to_contain_text("of a GPU.")
+    expect(memory).to_contain_text("of a GPU.", timeout=60_000)  # the first check imports the generators of datasets
     expect(memory.locator("tr.sum")).to_have_count(2)
     expect(memory.locator("tr", has_text="optimizer state").first).to_be_visible()
     cells = page.locator("[data-testid=hosts-picture] .device-cell")
