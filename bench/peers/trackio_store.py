@@ -40,8 +40,8 @@ def main() -> None:
         SQLiteStorage.get_metric_values("bench", "long", "group/metric_0", max_points=2000)
         times.append(time.perf_counter() - begin)
     print(json.dumps({
-        "version": trackio.__version__, "points_s": lines * metrics / seconds, "bytes_a_point": size / lines / metrics,
-        "chart_ms": 1000 * min(times), "chart_points": long,
+        "version": trackio.__version__, "ingest": lines * metrics / seconds, "bytes": size / lines / metrics,
+        "chart": 1000 * min(times), "chart_points": long,
     }))  # fmt: skip
 
 

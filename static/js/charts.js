@@ -299,6 +299,7 @@
       const answer = await fetch(section.dataset.url.replace(/chart$/, "metrics")).catch(() => null);
       if (answer?.ok) (await answer.json()).forEach((metric) => place(metric, stages, known));
       filter(stages, search.value);
+      root.hidden = known.size === 0; // nothing was reported yet
       setTimeout(refresh, CATALOG_MS);
     };
     await refresh();

@@ -15,6 +15,8 @@ from webapp.runs import logs
 from webapp.runs import page as run_page
 from webapp.runs.models import Attempt, Run
 
+MAX_SEARCH = 200
+
 
 def _get_log(run: Run, request: HttpRequest) -> tuple[Attempt | None, list[Path], Path | None]:
     """The attempt, its logs and the log that the query names; the newest attempt and the first log by default."""
@@ -45,12 +47,17 @@ def page(request: HttpRequest, run_id: UUID) -> HttpResponse:
 
 @require_safe
 def data(request: HttpRequest, run_id: UUID) -> JsonResponse:
-    """A piece of a log: its end, what came `after` a byte, or what is `before` one."""
+    """A piece of a log: its end, what came `after` a byte, or what is `before` one.
+
+    With `search`: lines that show this text, from byte `after` on; `next` says where to search on.
+    """
     run = get_object_or_404(Run, pk=run_id)
     _, _, path = _get_log(run, request)
     if path is None:
         raise Http404("There is no such log.")
     after, before = request.GET.get("after", ""), request.GET.get("before", "")
+    if words := request.GET.get("search", "").strip()[:MAX_SEARCH]:
+        return JsonResponse(logs.search(path, words, int(after) if after.isdigit() else 0).as_json())
     if after.isdigit():
         piece = logs.read_after(path, int(after))
     elif before.isdigit():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from webapp.secrets.services import redactor_of
 
 PIECE = 128 * 1024
 """Bytes read at once."""
+SCAN = 4 * 2**20
+"""Bytes searched at once."""
+MOST_HITS = 200
+LONGEST_SHOWN = 1000
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\.log")
 # Escape sequences: CSI (colours, cursor), OSC (titles, links) and two-character ones.
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -32,8 +37,23 @@ class Piece:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Hits:
+    """Lines with a text, as (byte where the line begins, line), and the byte to search on from; None at the end."""
+
+    lines: list[tuple[int, str]]
+    next: int | None
+    size: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 def log_files(attempt: Attempt) -> list[Path]:
-    """The attempt's logs, the trainer's first. Links that lead elsewhere are left out."""
+    """The attempt's logs, the trainer's first, without the run's secrets. Links that lead elsewhere are left out.
+
+    Redacted here once more, since the supervisor's turn comes some seconds after a line was written.
+    """
     if not attempt.folder.is_dir():
         return []
     folder = attempt.folder.resolve()
@@ -85,6 +105,46 @@ def read_end(path: Path) -> Piece:
     before = read_before(path, whole)
     after = read_after(path, whole)
     return Piece(before.start, after.end, after.size, before.text + after.text, after.partial)
+
+
+def search(path: Path, words: str, offset: int = 0) -> Hits:
+    """Lines from byte `offset` on that show `words`, in any case: of the next `SCAN` bytes, and at most `MOST_HITS`.
+
+    Lines are searched as `clean` shows them. One that is longer than `SCAN` is searched in parts.
+    """
+    size = path.stat().st_size
+    offset = min(max(offset, 0), size)
+    raw = _read(path, offset, SCAN)
+    if offset + len(raw) < size and (cut := raw.rfind(b"\n") + 1):
+        raw = raw[:cut]
+    wanted = words.casefold()
+    as_shown = raw.isascii() and b"\x1b" not in raw and b"\r" not in raw
+    needle = wanted.encode() if as_shown else None
+    found: list[tuple[int, str]] = []
+    for start, line in _lines(raw, needle):
+        text = clean(_decode(line))
+        if wanted in text.casefold():
+            if len(found) == MOST_HITS:
+                return Hits(found, offset + start, size)
+            found.append((offset + start, text[:LONGEST_SHOWN]))
+    end = offset + len(raw)
+    return Hits(found, end if end < size else None, size)
+
+
+def _lines(raw: bytes, needle: bytes | None) -> Iterator[tuple[int, bytes]]:
+    """(start, line) of all lines, or of those that may hold `needle`, which is in lower case: far faster in a large log."""
+    lowered = raw.lower() if needle is not None else raw
+    start = 0
+    while start < len(raw):
+        if needle is not None:
+            at = lowered.find(needle, start)
+            if at < 0:
+                return
+            start = lowered.rfind(b"\n", start, at) + 1 or start
+        stop = raw.find(b"\n", start)
+        stop = len(raw) if stop < 0 else stop
+        yield start, raw[start:stop]
+        start = stop + 1
 
 
 def _read(path: Path, offset: int, length: int) -> bytes:

@@ -126,3 +126,60 @@ def test_a_log_is_downloaded_whole(as_ada: Client, run: Run) -> None:
     response = as_ada.get(f"/runs/{run.pk}/logs/file/", {"file": "server-0.log"})
     assert response.headers["Content-Disposition"].startswith("attachment")
     assert int(response.headers["Content-Length"]) == (attempt_of(run).folder / "server-0.log").stat().st_size
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    lines=st.lists(st.sampled_from(["", "x", "Loss 1", "a loss", "\x1b[1mlo\x1b[0mss", "loss\rgone", "Ünder löss", "loss"])),
+    words=st.sampled_from(["loss", "LOSS", "ü", "x", "ss"]), scan=st.integers(16, 60), most=st.integers(1, 5),
+)  # fmt: skip
+def test_a_search_finds_the_lines_that_are_shown(
+    tmp_path: Path, monkeypatch: Any, lines: list[str], words: str, scan: int, most: int
+) -> None:
+    """In pieces of any size, the same lines as a look at the whole text finds, each at its place."""
+    monkeypatch.setattr(logs, "SCAN", scan)
+    monkeypatch.setattr(logs, "MOST_HITS", most)
+    path = tmp_path / "trainer.log"
+    path.write_text("\n".join(lines), encoding="utf-8", newline="")
+    found: list[tuple[int, str]] = []
+    at: int | None = 0
+    while at is not None:
+        hits = logs.search(path, words, at)
+        assert hits.next is None or hits.next > at
+        found, at = [*found, *hits.lines], hits.next
+    shown = [(text, logs.clean(text)) for text in lines]
+    assert [text for _, text in found] == [text for _, text in shown if words.casefold() in text.casefold()]
+    raw = path.read_bytes()
+    assert all(logs.clean(raw[start:].split(b"\n")[0].decode()) == text for start, text in found)
+
+
+BIG = 100 * 2**20
+
+
+@pytest.mark.slow
+def test_a_large_log_is_read_and_searched_in_constant_memory(tmp_path: Path) -> None:
+    """100 MiB: its end, a piece before it and a search through all of it hold a few pieces in memory, never the file."""
+    import tracemalloc
+
+    path = tmp_path / "trainer.log"
+    line = b"2026-11-30 12:00:00 INFO step 17: everything goes on as it did before, nothing to be seen in this line\n"
+    with open(path, "wb") as file:
+        for index in range(100):
+            file.write(line * (2**20 // len(line)))
+            file.write(b"%0*d\n" % (2**20 % len(line) - 1 or len(line) - 1, index))
+        file.write(b"ERROR: the needle\n")
+    assert path.stat().st_size >= BIG
+    tracemalloc.start()
+    end = logs.read_end(path)
+    assert end.text.endswith("ERROR: the needle\n")
+    assert len(end.text) <= logs.PIECE + 1000
+    assert logs.read_before(path, end.start).end == end.start
+    found, at, pieces = [], 0, 0
+    while at is not None:
+        hits = logs.search(path, "NEEDLE", at)
+        found, at, pieces = [*found, *hits.lines], hits.next, pieces + 1
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [text for _, text in found] == ["ERROR: the needle"]
+    assert pieces <= BIG // logs.SCAN + 2
+    assert peak < 5 * logs.SCAN
