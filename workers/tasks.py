@@ -30,7 +30,7 @@ from kombu.exceptions import OperationalError  # noqa: E402
 
 from webapp.hosts.models import ALIVE_FOR, Host  # noqa: E402
 from webapp.metrics import retention  # noqa: E402
-from workers import claiming, devices, reaper, watching  # noqa: E402
+from workers import claiming, devices, exporting, reaper, watching  # noqa: E402
 
 __all__ = ["app"]
 logger = logging.getLogger(__name__)
@@ -82,8 +82,9 @@ def drop_points() -> None:
 
 @app.task(name="workers.claim")
 def claim() -> None:
-    """Claim queued runs for this host."""
+    """Claim queued runs for this host, and merges and pushes of its checkpoints."""
     _exclusively("claim", lambda: claiming.claim_for(devices.host_name()))
+    exporting.start_queued(devices.host_name())
 
 
 @app.task(name="workers.reap")

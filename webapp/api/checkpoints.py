@@ -7,15 +7,16 @@ from uuid import UUID
 
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import reverse
-from ninja import Router
+from ninja import Router, Status
 
-from webapp.api.auth import get_run
+from webapp.api.auth import get_own_run, get_run, user_of
 from webapp.api.openapi import FILE, STREAM
-from webapp.api.schemas import CheckpointOut, Detail, Id
-from webapp.checkpoints import files, views
-from webapp.checkpoints.models import Checkpoint
+from webapp.api.schemas import CheckpointOut, Detail, ExportOut, Freed, Id, Problems, PushIn
+from webapp.checkpoints import exports, files, services, views
+from webapp.checkpoints.models import Checkpoint, Export
 
 router = Router(tags=["checkpoints"])
+ERRORS = {401: Detail, 403: Detail, 404: Detail, 409: Detail, 422: Problems}
 
 
 @router.get("/runs/{uuid:run_id}/checkpoints", response={200: list[CheckpointOut], 404: Detail})
@@ -58,13 +59,74 @@ def download_zip(
     return views.many_files(request, checkpoint_id, part)
 
 
-@router.get("/checkpoints/{int:checkpoint_id}/sha256/{path:name}", response={200: dict[str, str], 404: Detail})
+@router.get(
+    "/checkpoints/{int:checkpoint_id}/sha256/{path:name}",
+    response={200: dict[str, str], 404: Detail},
+    url_name="sha256",
+)
 def sha256(request: HttpRequest, checkpoint_id: Id, name: str) -> dict[str, str]:
     """The digest of a file; reads all of it."""
     file = files.find(_get(checkpoint_id), name)
     if file is None:
         raise Http404("The checkpoint has no file of this name.")
     return {"name": file.name, "sha256": files.sha256(file)}
+
+
+@router.delete("/checkpoints/{int:checkpoint_id}", response={200: Freed, **ERRORS})
+def delete(request: HttpRequest, checkpoint_id: Id) -> dict[str, int]:
+    """Delete the files of a checkpoint. 409 while an attempt resumes from it, or something is made of it."""
+    return {"freed_bytes": services.delete_checkpoint(_get_own(request, checkpoint_id), user_of(request))}
+
+
+@router.get("/checkpoints/{int:checkpoint_id}/exports", response={200: list[ExportOut], 404: Detail})
+def list_exports(request: HttpRequest, checkpoint_id: Id) -> Any:
+    """Merges and pushes of a checkpoint, newest first."""
+    return [_export_out(request, export) for export in _get(checkpoint_id).exports.all()]
+
+
+@router.post("/checkpoints/{int:checkpoint_id}/merge", response={202: ExportOut, **ERRORS})
+def merge(request: HttpRequest, checkpoint_id: Id) -> Status[Any]:
+    """Merge an adapter into its base model. It is queued; `exports` says how far it is."""
+    export = exports.request_merge(_get_own(request, checkpoint_id), user_of(request))
+    return Status(202, _export_out(request, export))
+
+
+@router.post("/checkpoints/{int:checkpoint_id}/push", response={202: ExportOut, **ERRORS})
+def push(request: HttpRequest, checkpoint_id: Id, body: PushIn) -> Status[Any]:
+    """Push to the Hugging Face hub under the token that you stored on the checkpoints page. It is queued."""
+    checkpoint, user = _get_own(request, checkpoint_id), user_of(request)
+    export = exports.request_push(checkpoint, user, body.repo, private=body.private, merged=body.merged)
+    return Status(202, _export_out(request, export))
+
+
+@router.api_operation(
+    ["GET", "HEAD"],
+    "/checkpoints/{int:checkpoint_id}/merged/zip",
+    response={200: None, 404: Detail},
+    url_name="merged_zip",
+    openapi_extra=STREAM,
+)
+def download_merged(request: HttpRequest, checkpoint_id: Id) -> HttpResponseBase:
+    """The merged weights as one zip."""
+    export = exports.merge_of(_get(checkpoint_id))
+    if export is None:
+        raise Http404("The checkpoint is not merged.")
+    return views.merged_files(request, export.pk)
+
+
+def _export_out(request: HttpRequest, export: Export) -> dict[str, Any]:
+    done = export.kind == Export.Kind.MERGE and export.state == Export.State.DONE
+    path = reverse("api:merged_zip", kwargs={"checkpoint_id": export.checkpoint_id})
+    names = ("id", "kind", "state", "text", "share", "size_bytes", "repo", "created_at", "ended_at")
+    link = request.build_absolute_uri(path) if done else export.url
+    return {**{name: getattr(export, name) for name in names}, "url": link}
+
+
+def _get_own(request: HttpRequest, checkpoint_id: int) -> Checkpoint:
+    """A checkpoint of a run that the account may change. Raises Http404, or PermissionDenied with a sentence."""
+    checkpoint = _get(checkpoint_id)
+    get_own_run(request, checkpoint.run_id)
+    return checkpoint
 
 
 def _get(checkpoint_id: int) -> Checkpoint:

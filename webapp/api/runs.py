@@ -33,9 +33,11 @@ from webapp.api.schemas import (
     SpecIn,
     StopIn,
     SweepIn,
+    TokensOut,
 )
 from webapp.checkpoints import files
 from webapp.checkpoints.models import Checkpoint
+from webapp.rollouts.queries import Search
 from webapp.runs import forking, lifecycle, logs, services, sweeps
 from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import Run
@@ -193,15 +195,27 @@ def events(
 def rollouts(
     request: HttpRequest, run_id: UUID, after: Annotated[int, Query(ge=0, le=2**62)] = 0,
     step: Annotated[int | None, Query(ge=-(2**62), le=2**62)] = None, group: str = "",
-    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100, search: str = "",
+    min_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    max_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
 ) -> Any:  # fmt: skip
-    """Stored rollouts with an id above `after`, of one weight version or group if asked."""
-    found = get_run(run_id).rollouts.filter(pk__gt=after).select_related("attempt").order_by("id")
+    """Stored rollouts with an id above `after`: of one weight version or group, with these words and rewards, if asked."""
+    found = get_run(run_id).rollouts.filter(pk__gt=after).select_related("attempt").defer("text").order_by("id")
+    found = Search(search, min_reward=min_reward, max_reward=max_reward).apply(found)
     if step is not None:
         found = found.filter(step=step)
     if group:
         found = found.filter(group_id=group)
     return list(found[:limit])
+
+
+@router.get("/runs/{uuid:run_id}/rollouts/{int:rollout_id}/tokens", response={200: list[TokensOut], 404: Detail})
+def rollout_tokens(request: HttpRequest, run_id: UUID, rollout_id: Id) -> list[dict[str, Any]]:
+    """Tokens of a rollout, one item for each of its sequences; empty for most, since a step stores those of some."""
+    rollout = get_run(run_id).rollouts.filter(pk=rollout_id).first()
+    if rollout is None:
+        raise Http404(f"The run has no rollout {rollout_id}.")
+    return [item.data for item in rollout.tokens.order_by("sequence")]
 
 
 @router.get("/runs/{uuid:run_id}/logs", response={200: list[LogFile], 404: Detail})

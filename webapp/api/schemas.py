@@ -232,12 +232,27 @@ class RolloutOut(Schema):
     group_id: str
     row_index: int
     reward: float | None
+    trained_step: int | None = Field(description="Optimizer step that trained on it, once there was one.")
+    staleness: int | None = Field(description="Weight updates between its beginning and its training.")
     created_at: datetime
     data: dict[str, Any]
 
     @staticmethod
     def resolve_attempt(rollout: Any) -> int:
         return rollout.attempt.number
+
+
+class TokensOut(Schema):
+    """One sequence from its first trained token on. Numbers are those of trained tokens, in order."""
+
+    sequence: int
+    advantage: float
+    left_out: int = Field(description="Tokens at the end that are not stored.")
+    text: list[str]
+    mask: str = Field(description="A letter a token: t trained, o left out of the loss for its ratio, a dot for context.")
+    log_probs: list[float | None] = Field(description="The sampler's.")
+    ratio: list[float | None] = Field(description="The trainer's probability over the sampler's.")
+    entropy: list[float | None] = Field(description="Of the trainer's distribution, in nats.")
 
 
 class FileOut(Schema):
@@ -259,6 +274,31 @@ class CheckpointOut(Schema):
     deleted_at: datetime | None
     files: list[FileOut]
     zip_url: str = Field(description="What is needed to use the model, as one zip.")
+
+
+class ExportOut(Schema):
+    """Something that is made of a checkpoint by a worker."""
+
+    id: int
+    kind: str = Field(description="'merge' or 'push'.")
+    state: str = Field(description="'queued', 'running', 'done' or 'failed'.")
+    text: str = Field(description="How far it is, or why it failed.")
+    share: float = Field(description="How much of it is done, 0 to 1.")
+    size_bytes: int
+    repo: str
+    url: str = Field(description="Where the result is, once it is there.")
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class PushIn(Strict):
+    repo: str = Field(max_length=200, description="Name on the hub, such as your-name/my-model.")
+    private: bool = True
+    merged: bool = Field(False, description="The merged weights instead of the adapter.")
+
+
+class Freed(Schema):
+    freed_bytes: int
 
 
 class LogFile(Schema):

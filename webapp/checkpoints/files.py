@@ -10,11 +10,12 @@ import hashlib
 import mimetypes
 import os
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, Protocol
 
+from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils import timezone
 from django.utils.cache import get_conditional_response
@@ -27,6 +28,8 @@ from webapp.runs.models import Run
 Part = Literal["model", "resume"]
 CHUNK = 512 * 1024
 """Bytes read at a time, and so about what one download holds in memory."""
+
+DIGEST_KEPT_S = 24 * 3600
 
 _RESUME = re.compile(
     r"(^|/)(optimizer|scheduler|scaler|rng_state|random_states|trainer_state|training_args|rollout_state|__\d+_\d+)[^/]*$"
@@ -45,8 +48,15 @@ class File:
     part: Part
 
 
-def listing(checkpoint: Checkpoint) -> list[File]:
-    """Files of the checkpoint's folder, by name; empty when the folder is gone. Links that lead out of it are left out."""
+class Stored(Protocol):
+    """A checkpoint, or merged weights."""
+
+    @property
+    def folder(self) -> Path: ...
+
+
+def listing(checkpoint: Stored) -> list[File]:
+    """Files of its folder, by name; empty when the folder is gone. Links that lead out of it are left out."""
     folder = checkpoint.folder
     if not folder.is_dir():
         return []
@@ -60,15 +70,20 @@ def listing(checkpoint: Checkpoint) -> list[File]:
     return files
 
 
-def find(checkpoint: Checkpoint, name: str) -> File | None:
+def find(checkpoint: Stored, name: str) -> File | None:
     """The file of this name, or None."""
     return next((file for file in listing(checkpoint) if file.name == name), None)
 
 
 def sha256(file: File) -> str:
-    """Hex digest of the file's content; reads all of it."""
+    """Hex digest of the file's content; reads all of it, once for as long as it does not change."""
     with open(file.path, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        stat = os.fstat(content.fileno())
+        key = f"sha256:{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"
+        if (known := cache.get(key)) is None:
+            known = hashlib.file_digest(content, "sha256").hexdigest()
+            cache.set(key, known, DIGEST_KEPT_S)
+    return known
 
 
 def mark_deleted(run: Run) -> int:
@@ -120,11 +135,20 @@ def send_file(request: HttpRequest, file: File) -> HttpResponseBase:
     return response
 
 
-def send_zip(request: HttpRequest, files: Iterable[File], name: str) -> HttpResponseBase:
-    """Files as a stored (not deflated) zip with a length known beforehand; weights do not compress."""
+def send_zip(
+    request: HttpRequest, files: Iterable[File], name: str, texts: Mapping[str, str] | None = None
+) -> HttpResponseBase:
+    """Files as a stored (not deflated) zip with a length known beforehand; weights do not compress.
+
+    `texts` come with them, by name, and stand for files that have the same one.
+    """
+    texts = texts or {}
     archive = ZipStream(compress_type=ZIP_STORED, sized=True)
     for file in files:
-        archive.add_path(file.path, f"{name}/{file.name}")
+        if file.name not in texts:
+            archive.add_path(file.path, f"{name}/{file.name}")
+    for text_name, text in texts.items():
+        archive.add(text.encode(), f"{name}/{text_name}")
     headers = {
         "Content-Length": str(len(archive)), "X-Content-Type-Options": "nosniff", "Content-Encoding": "identity",
         "Content-Disposition": content_disposition_header(True, f"{name}.zip") or "attachment",

@@ -33,3 +33,50 @@ class Checkpoint(models.Model):
     @property
     def folder(self) -> Path:
         return self.run.folder / "checkpoints" / f"checkpoint-{self.step}"
+
+
+class Export(models.Model):
+    """Something made of a checkpoint: its adapter merged into the base model, or a push to the hub.
+
+    Queued here and done by a worker of the host that has the files, in a process of its own.
+    """
+
+    class Kind(models.TextChoices):
+        MERGE = "merge", "merged weights"
+        PUSH = "push", "push to the hub"
+
+    class State(models.TextChoices):
+        QUEUED = "queued", "queued"
+        RUNNING = "running", "running"
+        DONE = "done", "done"
+        FAILED = "failed", "failed"
+
+    checkpoint = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="exports")
+    kind = models.CharField(max_length=5, choices=Kind.choices)
+    state = models.CharField(max_length=7, choices=State.choices, default=State.QUEUED)
+    owner = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="+")
+    text = models.TextField(blank=True, help_text="How far it is, or why it failed, in one sentence.")
+    share = models.FloatField(default=0.0, help_text="How much of it is done, 0 to 1.")
+    size_bytes = models.PositiveBigIntegerField(default=0)
+    repo = models.CharField(max_length=200, blank=True)
+    private = models.BooleanField(default=True)
+    merged = models.BooleanField(default=False, help_text="Push the merged weights rather than the checkpoint's own.")
+    url = models.CharField(max_length=500, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()} of {self.checkpoint}"
+
+    @property
+    def folder(self) -> Path:
+        """Where merged weights are."""
+        return self.checkpoint.run.folder / "merged" / str(self.pk)
+
+    @property
+    def open(self) -> bool:
+        return self.state in (self.State.QUEUED, self.State.RUNNING)

@@ -251,9 +251,22 @@ def _has_tokens(rollout: Any) -> bool:
         or not isinstance(mask, str)
     ):
         return False
+    if type(rollout.get("left_out")) is not int or type(rollout.get("advantage")) not in (int, float):
+        return False
     trained = len(mask) - mask.count(".")
     columns = [rollout.get(name) for name in ("log_probs", "ratio", "entropy")]
-    return len(text) == len(mask) and all(isinstance(column, list) and len(column) == trained for column in columns)
+    return len(text) == len(mask) and all(map(_is_text, text)) and all(_numbers(column, trained) for column in columns)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _numbers(column: Any, count: int) -> bool:
+    """Whether these are `count` numbers; JSON has none for what is not finite, and a trainer then writes null."""
+    return (
+        isinstance(column, list) and len(column) == count and all(type(v) in (int, float) or v is None for v in column)
+    )
 
 
 def _storable(value: Any, depth: int = 0) -> Any:

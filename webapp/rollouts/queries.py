@@ -57,7 +57,7 @@ class Search:
         for index, part in enumerate(self.text.split('"')):
             for words in [part.strip()] if index % 2 else part.split():
                 if words:
-                    rollouts = rollouts.filter(text__contains=words.casefold())
+                    rollouts = rollouts.filter(text__contains=words.casefold().replace("\0", "\ufffd"))
         bounds = {"step__gte": self.from_step, "step__lte": self.to_step, "reward__gte": self.min_reward,
                   "reward__lte": self.max_reward}  # fmt: skip
         return rollouts.filter(**{name: value for name, value in bounds.items() if value is not None})

@@ -59,6 +59,8 @@ PAGES: dict[str, tuple[set[str], set[str]]] = {
     "sharing:run": (SIGNED_IN, OWNER), "sharing:report": (SIGNED_IN, OWNER), "sharing:revoke": (SIGNED_IN, OWNER),
     **{f"shared:{name}": (ALL, ALL) for name in ("show", "chart", "metrics", "points")},
     "checkpoints:file": (SIGNED_IN, RUNNERS), "checkpoints:zip": (SIGNED_IN, RUNNERS),
+    **{f"checkpoints:{deed}": (SIGNED_IN, OWNER) for deed in ("merge", "push", "delete_export")},
+    "playground:page": (SIGNED_IN, RUNNERS), "playground:talk": (SIGNED_IN, OWNER),
 }  # fmt: skip
 """Who may read, and who may do more. A route that is not here must follow accounts/routes.py."""
 
@@ -104,9 +106,14 @@ def things(people: dict[str, User | None]) -> dict[str, Any]:
     sweep = Sweep.objects.create(name="sweep", owner=owner, method="grid", axes={})
     report = Report.objects.create(title="report", owner=owner, text="text")
     link, shared = ShareLink.create(run, owner, timedelta(days=1))
+    export = checkpoint.exports.create(kind="merge", owner=owner)
+    rollout = run.rollouts.create(
+        attempt=attempt, step=1, group_id="g", row_index=0, created_at=timezone.now(), data={"rewards": {}}
+    )
     return {
         "run_id": run.pk, "checkpoint_id": checkpoint.pk, "name": "short", "number": 1, "host_id": seed.make_host().pk,
         "hook_id": hook.pk, "token_id": token.pk, "user_id": owner.pk, "part": "model", "attempt": 1,
+        "export_id": export.pk, "rollout_id": rollout.pk,
         "sweep_id": sweep.pk, "report_id": report.pk, "link_id": link.pk, "token": shared,
         "secret_id": store(owner, "HF_TOKEN", "not a real one").pk,
     }  # fmt: skip
