@@ -23,7 +23,7 @@ from trainer_core.attention.backends import BACKENDS, KERNELS, attend
 from trainer_core.attention.calls import extra_work
 from trainer_core.attention.kernels import ScoreRule
 from trainer_core.attention.layout import TreeLayout
-from trainer_core.packing.trie import PrefixTrie, TrieLayout, edge_keys
+from trainer_core.packing.trie import PrefixTrie, TrieLayout
 
 # prompts, completions of each, tokens of a prompt, tokens of a completion
 TREES = ((2, 8, 2000, 500), (1, 8, 8000, 2000), (4, 8, 200, 1000))
@@ -103,13 +103,13 @@ def rows(tree: tuple[int, int, int, int]) -> tuple[tuple[TrieLayout, int], tuple
     for _ in range(prompts):
         prompt = rng.integers(0, 100_000, prompt_tokens)
         for _ in range(completions):
-            packed.insert(edge_keys(np.concatenate([prompt, rng.integers(0, 100_000, tokens + 1)])))
+            packed.insert(np.concatenate([prompt, rng.integers(0, 100_000, tokens + 1)]))
     samples, length = prompts * completions, prompt_tokens + tokens
     starts = np.arange(samples) * length
     segments = np.stack([starts, starts + length, np.full(samples, -1), starts + length], axis=1)
     ids = np.zeros(samples * length, np.int64)
     raw = TrieLayout(ids, np.tile(np.arange(length), samples), segments)
-    return (packed.layout()[0], packed.pairs), (raw, samples * length * (length + 1) // 2)
+    return (packed.layout(), packed.pairs), (raw, samples * length * (length + 1) // 2)
 
 
 def step(run: Any, layout: TreeLayout, device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -88,7 +88,9 @@ def bench(size: str, arguments: argparse.Namespace, device: torch.device) -> Non
         measured = [step(model, optimizer, rows, device) for _ in range(3)]
         compute = float(np.median([one[0] for one in measured[1:]]))
         whole = float(np.median([one[1] for one in measured[1:]]))
-        work = sum(counter.total(row.tokens, row.pairs, scored_positions(row)) for row in rows)
+        work = sum(
+            counter.total(row.tokens, counter.pairs(row.layout.position_ids), scored_positions(row)) for row in rows
+        )
         results[label] = whole, work, sum(row.tokens for row in rows), measured[-1][2]
         mfu = "" if peak is None else f"{100 * work / compute / peak:5.1f} %"
         print(

@@ -68,7 +68,8 @@ def reward_list(functions: RewardFunc | Sequence[RewardFunc] | None, config: Asy
 
 def check_router(model_config: Any, config: AsyncGRPOConfig) -> None:
     """A load-balancing loss needs experts to balance."""
-    experts = getattr(model_config, "num_experts", None) or getattr(model_config, "num_local_experts", None)
+    text = model_config.get_text_config()  # of a model that sees images, the part that writes
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
     if config.router_aux_loss_coef is not None and not experts:
         raise ValueError(
             f"router_aux_loss_coef is {config.router_aux_loss_coef}, but model type {model_config.model_type!r} has no "

@@ -131,7 +131,7 @@ class StepReport:
         now = time.perf_counter()
         wall = now - self._started
         self._started = now
-        work = sum(flops.total(row.tokens, row.pairs, scored_positions(row)) for row in rows)
+        work = sum(flops.total(row.tokens, flops.pairs(row.layout.position_ids), scored_positions(row)) for row in rows)
         tokens, terms = self.tokens(rows), sum(row.terms for row in rows)
         compute = self.seconds["perf/fwd_bwd_s"]
         self.add("perf/step_s", wall)

@@ -93,7 +93,7 @@ class StepPlanner:
         self.samples = [item.sample for item in items]
         self._report.add_samples(self.samples)
         self._report.add_rows(micro_batches, None if self._config.fixed_batch else self._config.token_budget)
-        totals = StepTotals(sum(item.terms for item in items), len(items))
+        totals = StepTotals(sum(item.terms for item in items), len(items), sum(item.nodes for item in items))
         return StepPlan(micro_batches, totals, logged=token_log.choose(self.samples))
 
     def _fill_micro_batch(self) -> list[RowPlan]:
@@ -134,6 +134,6 @@ class StepPlanner:
         self._event(
             "warning",
             "sample_dropped",
-            f"A sample of {len(item.keys)} tokens was dropped: token_budget is {self._config.token_budget}. "
+            f"A sample of {item.nodes} tokens was dropped: token_budget is {self._config.token_budget}. "
             "Raise token_budget, or lower max_completion_length.",
         )

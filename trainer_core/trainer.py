@@ -31,6 +31,7 @@ from trainer_core.attention.interface import uses_softcap
 from trainer_core.checks import RewardFunc, check_arguments, check_router, reward_list
 from trainer_core.compiled import compile_layers
 from trainer_core.config import AsyncGRPOConfig
+from trainer_core.families import adapt_text_only, router_loss
 from trainer_core.flops import FlopCounter, peak_flops
 from trainer_core.intake import CONTROL_FILE, SampleIntake
 from trainer_core.loss import LossSettings, StepTotals, policy_loss
@@ -105,7 +106,7 @@ class AsyncGRPOTrainer(Trainer):
         policy = _load(model, args)
         check_router(policy.config, args)
         if peft_config is not None:
-            policy = get_peft_model(policy, peft_config)
+            policy = get_peft_model(policy, adapt_text_only(peft_config, policy))
         install_scoring(policy)
         if args.compile_layers:
             compile_layers(policy)
@@ -122,6 +123,7 @@ class AsyncGRPOTrainer(Trainer):
             optimizers=optimizers,
         )
         self.reference = self._make_reference() if args.beta > 0 else None
+        router_coefficient, self.experts_per_token = router_loss(policy.config, args.router_aux_loss_coef)
         self.settings = LossSettings(
             loss_type=args.loss_type,
             epsilon=args.epsilon,
@@ -131,6 +133,7 @@ class AsyncGRPOTrainer(Trainer):
             beta=args.beta,
             score_centering=args.score_centering,
             max_completion_length=args.max_completion_length,
+            router_aux_loss_coef=router_coefficient,
         )
         self.flops = FlopCounter.of(policy)
         self.peak = peak_flops(args.device, bool(args.bf16 or args.fp16))
@@ -341,6 +344,7 @@ class AsyncGRPOTrainer(Trainer):
                 temperature=self.args.temperature,
                 weight_version=self.rollout_state.weight_version,
                 reference=self.reference,
+                experts_per_token=self.experts_per_token,
             )
             loss, metrics = policy_loss(terms, self.settings, num_items_in_batch)
         if row.terms:
@@ -354,7 +358,8 @@ class AsyncGRPOTrainer(Trainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         row: PackedRow = inputs["row"]
-        return int(self.flops.total(row.tokens, row.pairs, scored_positions(row)))
+        pairs = self.flops.pairs(row.layout.position_ids)
+        return int(self.flops.total(row.tokens, pairs, scored_positions(row)))
 
     # ---- a step ends ------------------------------------------------------------------------------------------------
 

@@ -54,8 +54,9 @@ class GatheredCall:
 def partial_calls(segments: np.ndarray, device: torch.device) -> list[PartialCall]:
     """The causal call over chains, and the calls of branches against the chains they leave.
 
-    `segments` is that of a TrieLayout. With the heaviest child first, a row of S segments has branches at most log2 S deep;
-    pieces of one chain share keys and go into different calls.
+    `segments` is that of a TrieLayout, where the heaviest child comes first: what parts from a chain is at most half of what
+    is left of it, so a row of N tokens has branches at most log2 N deep. Pieces of one chain share keys and go into
+    different calls.
     """
     chain_starts, chain_of = _chains(segments)
     edges = [*chain_starts.tolist(), int(segments[-1, 1])]

@@ -1,4 +1,4 @@
-"""Tree attention as an attention implementation of transformers, and which models it is right for.
+"""Tree attention as an attention implementation of transformers.
 
 Models call the function registered under `IMPLEMENTATION`; the row's `TreeLayout` reaches it as the keyword argument
 `tree_layout` of the model's forward. transformers builds no mask for an implementation that has none registered.
@@ -16,34 +16,11 @@ from trainer_core.attention.kernels import ScoreRule
 from trainer_core.attention.layout import TreeLayout
 
 IMPLEMENTATION = "offbeat_tree"
-SUPPORTED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
-ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-
-
-def check_attention(config: PretrainedConfig) -> None:
-    """Refuse a model that a packed row would compute wrongly.
-
-    Raises NotImplementedError naming the model type and what is not supported.
-    """
-    kind = config.model_type
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if other := sorted(layers - ATTENTION_LAYERS):
-        raise NotImplementedError(
-            f"model type {kind!r} has layers of kind {', '.join(other)}, which mix tokens along the row without regard to "
-            "the tree; only models whose every layer is attention are supported"
-        )
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, name, None):
-            raise NotImplementedError(f"model type {kind!r} sets {name}, which tree attention does not apply")
-    if kind not in SUPPORTED_MODELS:
-        raise NotImplementedError(
-            f"model type {kind!r} is not supported; tree packing was checked for {', '.join(SUPPORTED_MODELS)}"
-        )
 
 
 def uses_softcap(config: PretrainedConfig) -> bool:
     """Whether attention scores are squashed, which not every kernel can do."""
-    return bool(getattr(config, "attn_logit_softcapping", None))
+    return bool(getattr(config.get_text_config(), "attn_logit_softcapping", None))
 
 
 def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:

@@ -27,129 +27,111 @@ class ScoreRule:
     softcap: float | None = None
 
 
+@dataclass(frozen=True)
+class Operands:
+    """What a call works on: q [n, H, d], k and v [m, Hk, d] are its slices of the row."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    call: PartialCall
+    rule: ScoreRule
+
+
 class Kernel(Protocol):
-    """q [n, H, d], k and v [m, Hk, d] are the call's slices; lse is float32 [H, n], infinite where there is no key."""
+    """`lse` is float32 [H, n], infinite where there is no key."""
 
-    softcap: bool
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: PartialCall, rule: ScoreRule) -> Pair:
+    def forward(self, on: Operands) -> Pair:
         """Output [n, H, d] and lse."""
 
-    def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        call: PartialCall,
-        rule: ScoreRule,
-    ) -> Triple:
+    def backward(self, on: Operands, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Triple:
         """Gradients of q, k and v."""
 
 
 class TorchVarlen:
     """torch's own FlashAttention-2, the operators under torch.nn.attention.varlen."""
 
-    softcap = False
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: PartialCall, rule: ScoreRule) -> Pair:
-        left, right = _window(call, rule)
+    def forward(self, on: Operands) -> Pair:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, False,
-            scale=rule.scale, window_size_left=left, window_size_right=right,
-        )  # fmt: skip
+            on.q, on.k, on.v, *self._shape(on), 0.0, on.call.causal, False, **self._rule(on)
+        )
         return out, lse
 
-    def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        call: PartialCall,
-        rule: ScoreRule,
-    ) -> Triple:
-        left, right = _window(call, rule)
-        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which is off
+    def backward(self, on: Operands, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Triple:
+        seed = torch.zeros(2, dtype=torch.uint64, device=on.q.device)  # of dropout, which is off
         return torch.ops.aten._flash_attention_backward(
-            grad, q, k, v, out, lse, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, seed,
-            torch.empty(0, device=q.device), scale=rule.scale, window_size_left=left, window_size_right=right,
+            grad, on.q, on.k, on.v, out, lse, *self._shape(on), 0.0, on.call.causal, seed,
+            torch.empty(0, device=on.q.device), **self._rule(on),
         )  # fmt: skip
+
+    @staticmethod
+    def _shape(on: Operands) -> tuple[Any, ...]:
+        return on.call.cu_q, on.call.cu_k, on.call.max_q, on.call.max_k
+
+    @staticmethod
+    def _rule(on: Operands) -> dict[str, Any]:
+        left, right = _window(on.rule, None)
+        return {"scale": on.rule.scale, "window_size_left": left, "window_size_right": right}
 
 
 class FlashAttention4:
     """FlashAttention-4 in CuTe: the package flash-attn-4, or the hub kernel of the same interface."""
 
-    softcap = True
-
     def __init__(self, interface: Any) -> None:
         self._interface = interface
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: PartialCall, rule: ScoreRule) -> Pair:
-        return self._interface._flash_attn_fwd(q, k, v, return_lse=True, **self._arguments(call, rule))[:2]
+    def forward(self, on: Operands) -> Pair:
+        return self._interface._flash_attn_fwd(on.q, on.k, on.v, return_lse=True, **self._arguments(on))[:2]
 
-    def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        call: PartialCall,
-        rule: ScoreRule,
-    ) -> Triple:
-        return self._interface._flash_attn_bwd(q, k, v, out, grad, lse, **self._arguments(call, rule))[:3]
+    def backward(self, on: Operands, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Triple:
+        return self._interface._flash_attn_bwd(on.q, on.k, on.v, out, grad, lse, **self._arguments(on))[:3]
 
-    def _arguments(self, call: PartialCall, rule: ScoreRule) -> dict[str, Any]:
+    @staticmethod
+    def _arguments(on: Operands) -> dict[str, Any]:
+        left, right = _window(on.rule, None)
         return {
-            "cu_seqlens_q": call.cu_q,
-            "cu_seqlens_k": call.cu_k,
-            "max_seqlen_q": call.max_q,
-            "max_seqlen_k": call.max_k,
-            "softmax_scale": rule.scale,
-            "causal": call.causal,
-            "softcap": rule.softcap or 0.0,
-            "window_size_left": None if rule.window is None else rule.window - 1,
-            "window_size_right": None if rule.window is None else 0,
+            "cu_seqlens_q": on.call.cu_q,
+            "cu_seqlens_k": on.call.cu_k,
+            "max_seqlen_q": on.call.max_q,
+            "max_seqlen_k": on.call.max_k,
+            "softmax_scale": on.rule.scale,
+            "causal": on.call.causal,
+            "softcap": on.rule.softcap or 0.0,
+            "window_size_left": left,
+            "window_size_right": right,
         }
 
 
 class FlashAttention3:
     """FlashAttention-3 for Hopper: the hub kernel kernels-community/flash-attn3."""
 
-    softcap = True
-
     def __init__(self, interface: Any) -> None:
         self._interface = interface
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: PartialCall, rule: ScoreRule) -> Pair:
+    def forward(self, on: Operands) -> Pair:
+        call = on.call
         return self._interface._flash_attn_forward(
-            q, k, v, cu_seqlens_q=call.cu_q, cu_seqlens_k=call.cu_k, max_seqlen_q=call.max_q, max_seqlen_k=call.max_k,
-            softmax_scale=rule.scale, causal=call.causal, window_size=_window_pair(call, rule), softcap=rule.softcap or 0.0,
+            on.q, on.k, on.v, cu_seqlens_q=call.cu_q, cu_seqlens_k=call.cu_k, max_seqlen_q=call.max_q,
+            max_seqlen_k=call.max_k, **self._rule(on),
         )[:2]  # fmt: skip
 
-    def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        call: PartialCall,
-        rule: ScoreRule,
-    ) -> Triple:
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    def backward(self, on: Operands, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Triple:
+        dq, dk, dv = torch.empty_like(on.q), torch.empty_like(on.k), torch.empty_like(on.v)
+        call = on.call
         self._interface._flash_attn_backward(
-            grad, q, k, v, out, lse, call.cu_q, call.cu_k, None, None, call.max_q, call.max_k, dq, dk, dv,
-            softmax_scale=rule.scale, causal=call.causal, window_size=_window_pair(call, rule), softcap=rule.softcap or 0.0,
+            grad, on.q, on.k, on.v, out, lse, call.cu_q, call.cu_k, None, None, call.max_q, call.max_k, dq, dk, dv,
+            **self._rule(on),
         )  # fmt: skip
         return dq, dk, dv
+
+    @staticmethod
+    def _rule(on: Operands) -> dict[str, Any]:
+        return {
+            "softmax_scale": on.rule.scale,
+            "causal": on.call.causal,
+            "window_size": _window(on.rule, -1),
+            "softcap": on.rule.softcap or 0.0,
+        }
 
 
 def load_hub_kernel(repository: str, module: str = "") -> Any:
@@ -160,10 +142,6 @@ def load_hub_kernel(repository: str, module: str = "") -> Any:
     return importlib.import_module(f"{found.__name__}.{module}") if module else found
 
 
-def _window(call: PartialCall, rule: ScoreRule) -> tuple[int | None, int | None]:
-    """Window to the left and right of a query, None for none."""
-    return (None, None) if rule.window is None else (rule.window - 1, 0)
-
-
-def _window_pair(call: PartialCall, rule: ScoreRule) -> tuple[int, int]:
-    return (-1, -1) if rule.window is None else (rule.window - 1, 0)
+def _window(rule: ScoreRule, unbounded: Any) -> tuple[Any, Any]:
+    """Keys to the left and right of a query that it sees, `unbounded` as the kernel says it."""
+    return (unbounded, unbounded) if rule.window is None else (rule.window - 1, 0)

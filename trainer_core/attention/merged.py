@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from trainer_core.attention.calls import GatheredCall, PartialCall
-from trainer_core.attention.kernels import Kernel, ScoreRule
+from trainer_core.attention.kernels import Kernel, Operands, ScoreRule
 from trainer_core.attention.layout import TreeLayout
 from trainer_core.attention.merge import add_copies, merge_
 
@@ -54,9 +54,9 @@ class _Calls(torch.autograd.Function):
         kernel: Kernel,
         rule: ScoreRule,
     ) -> torch.Tensor:
-        out, lse = kernel.forward(q, k, v, calls[0], rule)
+        out, lse = kernel.forward(Operands(q, k, v, calls[0], rule))
         for call in calls[1:]:
-            part, part_lse = kernel.forward(q[call.queries], k[call.keys], v[call.keys], call, rule)
+            part, part_lse = kernel.forward(_part(q, k, v, call, rule))
             merge_(out[call.queries], lse[:, call.queries], part, part_lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.calls, ctx.kernel, ctx.rule = calls, kernel, rule
@@ -66,16 +66,20 @@ class _Calls(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         grad = grads[0].contiguous()
-        dq, dk, dv = ctx.kernel.backward(grad, q, k, v, out, lse, ctx.calls[0], ctx.rule)
+        dq, dk, dv = ctx.kernel.backward(Operands(q, k, v, ctx.calls[0], ctx.rule), grad, out, lse)
         for call in ctx.calls[1:]:
             at, to = call.queries, call.keys
-            part_q, part_k, part_v = ctx.kernel.backward(
-                grad[at], q[at], k[to], v[to], out[at], lse[:, at].contiguous(), call, ctx.rule
-            )
+            on = _part(q, k, v, call, ctx.rule)
+            part_q, part_k, part_v = ctx.kernel.backward(on, grad[at], out[at], lse[:, at].contiguous())
             dq[at].add_(part_q)
             dk[to].add_(part_k)
             dv[to].add_(part_v)
         return dq, dk, dv, None, None, None
+
+
+def _part(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: PartialCall, rule: ScoreRule) -> Operands:
+    """A call's slices of the row."""
+    return Operands(q[call.queries], k[call.keys], v[call.keys], call, rule)
 
 
 class _Gathered(torch.autograd.Function):
@@ -92,7 +96,7 @@ class _Gathered(torch.autograd.Function):
         rule: ScoreRule,
     ) -> torch.Tensor:
         keys, values = k.index_select(0, gathered.index), v.index_select(0, gathered.index)
-        out, lse = kernel.forward(q, keys, values, gathered.call, rule)
+        out, lse = kernel.forward(Operands(q, keys, values, gathered.call, rule))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.gathered, ctx.kernel, ctx.rule = gathered, kernel, rule
         return out
@@ -103,5 +107,5 @@ class _Gathered(torch.autograd.Function):
         gathered: GatheredCall = ctx.gathered
         keys, values = k.index_select(0, gathered.index), v.index_select(0, gathered.index)
         grad = grads[0].contiguous()
-        dq, dk, dv = ctx.kernel.backward(grad, q, keys, values, out, lse, gathered.call, ctx.rule)
+        dq, dk, dv = ctx.kernel.backward(Operands(q, keys, values, gathered.call, ctx.rule), grad, out, lse)
         return dq, add_copies(dk, gathered), add_copies(dv, gathered), None, None, None

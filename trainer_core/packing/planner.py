@@ -11,37 +11,47 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer_core.packing.trie import PrefixTrie, edge_keys, path_pairs
+from trainer_core.packing.trie import PrefixTrie, Segment, path_pairs
 from trainer_core.rollout.types import RolloutSample
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class PackItem:
-    """A sample, the keys of the nodes it needs (those up to its last trained token), and the places of trained tokens."""
+    """A sample, its tokens up to the last trained one, and the depths of the nodes that predict trained tokens.
+
+    Node i predicts token i + 1; there are `nodes` of them, and `terms` predict a trained token. `trained` are the places of
+    trained tokens: a slice, which copies nothing, where they are one stretch.
+    """
 
     sample: RolloutSample
-    keys: np.ndarray
-    trained: np.ndarray
-
-    @property
-    def terms(self) -> int:
-        return len(self.trained)
+    tokens: np.ndarray
+    depths: np.ndarray
+    nodes: int
+    terms: int
+    trained: slice | np.ndarray
 
     @classmethod
     def of(cls, sample: RolloutSample) -> PackItem | None:
         """None when no token of the sample is trained, so that nothing needs to be forwarded."""
-        trained = np.flatnonzero(sample.completion_mask[1:] != 0) + 1
-        if not len(trained):
+        depths = sample.completion_mask[1:].nonzero()[0]
+        terms = len(depths)
+        if not terms:
             return None
-        return cls(sample, edge_keys(sample.input_ids[: int(trained[-1]) + 1]), trained)
+        first, last = int(depths[0]) + 1, int(depths[-1]) + 1
+        trained = slice(first, last + 1) if last - first == terms - 1 else depths + 1
+        return cls(sample, sample.input_ids[: last + 1], depths, last, terms, trained)
 
 
 @dataclass(eq=False)
 class RowPlan:
-    """Samples of one row. `pair_cost` is what one attention pair costs, in units of one token's linear layers."""
+    """Samples of one row. `pair_cost` is what one attention pair costs, in units of one token's linear layers.
+
+    `leaves` has for each sample the trie's segment of its last node.
+    """
 
     pair_cost: float
     items: list[PackItem] = field(default_factory=list)
+    leaves: list[Segment | None] = field(default_factory=list)
     trie: PrefixTrie = field(default_factory=PrefixTrie)
     groups: set[str] = field(default_factory=set)
     terms: int = 0
@@ -51,15 +61,17 @@ class RowPlan:
         return self.trie.tokens + self.pair_cost * self.trie.pairs
 
     def add(self, item: PackItem) -> None:
-        self.trie.insert(item.keys)
+        self.leaves.append(self.trie.insert(item.tokens))
         self.items.append(item)
         self.groups.add(item.sample.group_id)
         self.terms += item.terms
 
     def fits(self, item: PackItem, token_budget: int) -> bool:
         """Whether unique tokens and loss terms stay within the budget with this sample."""
-        new = len(item.keys) - self.trie.shared(item.keys)
-        return self.trie.tokens + new <= token_budget and self.terms + item.terms <= token_budget
+        if self.terms + item.terms > token_budget:
+            return False
+        most = self.trie.tokens + item.nodes
+        return most <= token_budget or most - self.trie.locate(item.tokens)[1] <= token_budget
 
 
 class BudgetPlanner:
@@ -71,7 +83,7 @@ class BudgetPlanner:
 
     def oversize(self, item: PackItem) -> bool:
         """Whether the sample fits into no row, not even an empty one."""
-        return len(item.keys) > self.token_budget
+        return item.nodes > self.token_budget
 
     def add(self, item: PackItem) -> bool:
         """Place a sample; False when the micro-batch is closed to it.
@@ -80,16 +92,17 @@ class BudgetPlanner:
         most loaded one; filling up the most loaded row would make every other rank wait. A group that no row holds yet
         goes to the least loaded row that has room.
         """
-        roomy = sorted((row for row in self.rows if row.fits(item, self.token_budget)), key=lambda row: row.cost)
         group = item.sample.group_id
-        held = any(group in row.groups for row in self.rows)
-        heaviest = max(row.cost for row in self.rows)
-        candidates = [row for row in roomy if group in row.groups] or [
-            row for row in roomy if not held or not row.items or row.cost < heaviest
-        ]
+        roomy = [row for row in self.rows if row.fits(item, self.token_budget)]
+        candidates = [row for row in roomy if group in row.groups]
+        if not candidates:
+            candidates = roomy
+            if any(group in row.groups for row in self.rows):
+                heaviest = max(row.cost for row in self.rows)
+                candidates = [row for row in roomy if not row.items or row.cost < heaviest]
         if not candidates:
             return False
-        candidates[0].add(item)
+        min(candidates, key=lambda row: row.cost).add(item)
         return True
 
 
@@ -113,4 +126,4 @@ def plan_fixed(items: list[PackItem], rows: int, pair_cost: float) -> list[RowPl
 
 def _piece_cost(piece: list[PackItem], pair_cost: float) -> float:
     """Cost of the samples without sharing: good enough to order pieces by."""
-    return sum(len(item.keys) + pair_cost * path_pairs(0, len(item.keys)) for item in piece)
+    return sum(item.nodes + pair_cost * path_pairs(0, item.nodes) for item in piece)

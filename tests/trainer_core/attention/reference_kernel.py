@@ -7,23 +7,22 @@ from itertools import pairwise
 import torch
 
 from trainer_core.attention.calls import PartialCall
-from trainer_core.attention.kernels import Pair, ScoreRule, Triple
+from trainer_core.attention.kernels import Operands, Pair, ScoreRule, Triple
 
 
 class ReferenceKernel:
     """Marks queries without keys as FlashAttention-2 does, by +inf. `calls` counts forward calls, `pairs` what they see."""
 
-    softcap = True
-
     def __init__(self) -> None:
         self.calls = 0
         self.pairs = 0
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: PartialCall, rule: ScoreRule) -> Pair:
+    def forward(self, on: Operands) -> Pair:
         self.calls += 1
+        q, k, v, rule = on.q, on.k, on.v, on.rule
         out = torch.zeros_like(q)
         lse = torch.full((q.shape[1], len(q)), torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-        for rows, keys, seen in _sequences(call, rule):
+        for rows, keys, seen in _sequences(on.call, rule):
             if not keys.stop - keys.start or not rows.stop - rows.start:
                 continue
             self.pairs += int(seen.sum())
@@ -33,20 +32,11 @@ class ReferenceKernel:
             out[rows] = torch.einsum("hij,jhd->ihd", weights, _spread(v[keys], q))
         return out, lse
 
-    def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        call: PartialCall,
-        rule: ScoreRule,
-    ) -> Triple:
+    def backward(self, on: Operands, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Triple:
+        q, k, v, rule = on.q, on.k, on.v, on.rule
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         delta = (grad * out).sum(-1)
-        for rows, keys, seen in _sequences(call, rule):
+        for rows, keys, seen in _sequences(on.call, rule):
             if not keys.stop - keys.start or not rows.stop - rows.start:
                 continue
             scores, slope = _scores(q[rows], k[keys], seen, rule)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer_core.attention.test_packed_rows import SIZES, VOCABULARY
+from tests.trainer_core.attention.models import SIZES, VOCABULARY
 from trainer_core.attention import layout as layout_module
 from trainer_core.attention.backends import BACKENDS, KERNELS, SOFTCAP, attend, choose_backend
 from trainer_core.attention.interface import IMPLEMENTATION
 from trainer_core.attention.kernels import ScoreRule
 from trainer_core.attention.layout import TreeLayout
 from trainer_core.model import packed_log_probs
-from trainer_core.packing.trie import PrefixTrie, edge_keys
+from trainer_core.packing.trie import PrefixTrie
 
 pytestmark = pytest.mark.gpu
 
@@ -71,8 +71,8 @@ def test_tree_attention(backend: str, batch: Any, shape: str, rule: str, monkeyp
     torch.backends.cuda.matmul.allow_tf32 = False
     trie = PrefixTrie()
     for sequence in batch(np.random.default_rng(7)):
-        trie.insert(edge_keys(sequence))
-    layout = TreeLayout(trie.layout()[0], device, backend)
+        trie.insert(sequence)
+    layout = TreeLayout(trie.layout(), device, backend)
     heads, key_heads, width = SHAPES[shape]
     torch.manual_seed(0)
     tensors = [

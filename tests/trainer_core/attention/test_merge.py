@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer_core.attention.reference_kernel import ReferenceKernel
+from tests.trainer_core.attention.trees import forests
 from trainer_core.attention import layout as layout_module
 from trainer_core.attention.calls import extra_work, partial_calls
 from trainer_core.attention.flex import flex_tree_attention
@@ -19,7 +20,7 @@ from trainer_core.attention.layout import TreeLayout
 from trainer_core.attention.merge import merge_
 from trainer_core.attention.merged import flash_tree_attention
 from trainer_core.attention.sdpa import sdpa_tree_attention
-from trainer_core.packing.trie import PrefixTrie, TrieLayout, edge_keys
+from trainer_core.packing.trie import PrefixTrie, TrieLayout
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 CPU = torch.device("cpu")
@@ -31,8 +32,8 @@ batches = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=14), min_siz
 def tree(batch: list[list[int]]) -> TrieLayout:
     trie = PrefixTrie()
     for sequence in batch:
-        trie.insert(edge_keys(np.array(sequence)))
-    return trie.layout()[0]
+        trie.insert(np.array(sequence))
+    return trie.layout()
 
 
 def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -67,13 +68,29 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: torch.Tensor
     return (scores.masked_fill(~sees, -torch.inf).softmax(-1) @ v).transpose(1, 2)
 
 
+def visible_at_once(layout: TrieLayout, window: int | None) -> torch.Tensor:
+    """The same from subtree ends and depths, for rows too long to walk."""
+    row = TreeLayout(layout, CPU, "none")
+    token, ends, depths = np.arange(row.tokens), row.subtree_ends, row.depths
+    sees = (token[None] <= token[:, None]) & (token[:, None] < ends[None])
+    if window is not None:
+        sees &= depths[:, None] - depths[None] < window
+    return torch.from_numpy(sees)
+
+
 def check(
-    attend: Any, batch: list[list[int]], rule: ScoreRule, seed: int, tolerance: float, dtype: torch.dtype
+    attend: Any,
+    batch: list[list[int]],
+    rule: ScoreRule,
+    seed: int,
+    tolerance: float,
+    dtype: torch.dtype,
+    sees: Any = visible,
 ) -> None:
     layout = tree(batch)
     tensors = inputs(len(layout.position_ids), seed, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    wanted = masked(*exact, visible(layout, rule.window), rule)  # type: ignore[arg-type]
+    wanted = masked(*exact, sees(layout, rule.window), rule)  # type: ignore[arg-type]
     weight = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     (wanted * weight).sum().backward()
     found = attend(*tensors, TreeLayout(layout, CPU, "none"), rule)
@@ -109,6 +126,24 @@ def test_merged_and_gathered_calls_are_tree_attention(
         check(attend, batch, rule, seed, 1e-12, torch.float64)
     layout = tree(batch)
     assert kernel.pairs == int(visible(layout, rule.window).sum())  # no pair twice, none in vain
+
+
+@pytest.mark.parametrize("copy_limit", [0.0, np.inf])
+@settings(max_examples=4)
+@given(forests(longest=100, most=10).filter(lambda batch: max(map(len, batch)) > 1), rules, st.integers(0, 1000))
+def test_large_trees_in_float64(copy_limit: float, batch: list[list[int]], rule: ScoreRule, seed: int) -> None:
+    def attend(*arguments: Any) -> torch.Tensor:
+        return flash_tree_attention(ReferenceKernel(), *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_module, "COPY_LIMIT", copy_limit)
+        check(attend, batch, rule, seed, 1e-11, torch.float64, visible_at_once)
+
+
+@given(batches, st.sampled_from([None, 3]))
+def test_subtree_ends_and_depths_say_what_parents_say(batch: list[list[int]], window: int | None) -> None:
+    layout = tree(batch)
+    assert torch.equal(visible(layout, window), visible_at_once(layout, window))
 
 
 @settings(deadline=None, max_examples=30)

@@ -55,7 +55,7 @@ def test_budget_bounds_unique_tokens_and_terms_of_every_row(groups: int, rows: i
             left.pop(0)
         assert any(row.items for row in planner.rows)
         for row in planner.rows:
-            assert row.trie.tokens == len(set().union(*({item.keys[:end].tobytes() for end in range(1, len(item.keys) + 1)} for item in row.items), set()))  # fmt: skip  # noqa: E501
+            assert row.trie.tokens == len(set().union(*({item.tokens[: end + 1].tobytes() for end in range(1, item.nodes + 1)} for item in row.items), set()))  # fmt: skip  # noqa: E501
             assert row.trie.tokens <= budget
             assert row.terms <= budget
         placed += rollout_ids(planner.rows)
@@ -83,8 +83,8 @@ def test_the_micro_batch_closes_rather_than_growing_the_most_loaded_row() -> Non
 
 def test_oversize_is_seen_before_it_is_placed() -> None:
     item = items_of(1)[0]
-    assert BudgetPlanner(1, len(item.keys) - 1, 0.01).oversize(item)
-    assert not BudgetPlanner(1, len(item.keys), 0.01).oversize(item)
+    assert BudgetPlanner(1, item.nodes - 1, 0.01).oversize(item)
+    assert not BudgetPlanner(1, item.nodes, 0.01).oversize(item)
 
 
 def test_tokens_after_the_last_trained_one_are_not_forwarded() -> None:
@@ -94,7 +94,7 @@ def test_tokens_after_the_last_trained_one_are_not_forwarded() -> None:
     sample.completion_mask[7] = 1
     item = PackItem.of(sample)
     assert item is not None
-    assert len(item.keys) == 7  # the token before it, and all before that
+    assert item.nodes == 7  # the token before it, and all before that
 
 
 @settings(deadline=None, max_examples=25)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.trainer_core.attention.models import make as make_model
 from trainer_core.flops import FlopCounter, peak_flops
 
 
@@ -50,6 +52,37 @@ def test_lora_skips_the_gradients_of_frozen_weights() -> None:
     projections = (layer.q_proj, layer.k_proj, layer.v_proj)
     frozen = sum(p.base_layer.weight.numel() + p.lora_A["default"].weight.numel() for p in projections)
     assert mine == expected + 2 * frozen * tokens
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_vl", "gemma3_text"])
+def test_other_families(family: str) -> None:
+    """Experts count as far as a token uses them, a vision tower does not; eager attention computes the whole square."""
+    model = make_model(family)
+    model.set_attn_implementation("eager")
+    if family == "qwen3_moe":
+        model.set_experts_implementation("eager")  # a loop of plain products, which the counter knows
+    tokens = 24
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.randint(3, 30, (1, tokens)), use_cache=False)
+    assert counter.get_total_flops() == FlopCounter.of(model).forward(tokens, tokens * tokens, tokens)
+
+
+def test_windows_hide_pairs() -> None:
+    counter = FlopCounter.of(make_model("gemma3_text"))  # one layer sees 5 tokens, the other all
+    assert counter.windows == (5, None)
+    assert counter.pairs(np.arange(8)) == (36 + 1 + 2 + 3 + 4 + 5 * 4) / 2
+    assert FlopCounter.of(make_model("mistral, window")).windows == (5, 5)
+    assert FlopCounter.of(make_model("qwen3, window in one layer")).windows == (None, 5)
+
+
+def test_a_delta_layer_costs_its_state_and_has_no_pairs() -> None:
+    model = make_model("qwen3_5_text")
+    counter = FlopCounter.of(model)
+    assert counter.windows == (None,)
+    matrices = sum(
+        p.numel() for name, p in model.model.named_parameters() if p.dim() > 1 and "embed_tokens" not in name
+    )
+    assert counter.token_forward == 2 * matrices + 2 * 3 * 2 * (4 * 8 * 8)
 
 
 def test_pair_cost_is_relative_to_a_token() -> None:
