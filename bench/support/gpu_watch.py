@@ -97,14 +97,15 @@ class Watched:
                 self.events.append({"at": at, **{name: line[name] for name in ("step", "level", "name", "text")}})
 
     def _kill(self) -> None:
-        """SIGKILL the API server, the leader of the server's process group."""
+        """SIGKILL the API server: the leader of the group that is not the trainer's. vLLM changes its title, so not by that."""
         from workers import processes
 
-        for process in processes.marked(str(self.attempt.pk)):
+        groups, _ = processes.read_record(self.attempt.folder)
+        for pid in groups:
             with suppress(psutil.Error, ProcessLookupError):
-                if "vllm.entrypoints" in " ".join(process.cmdline()) and os.getpgid(process.pid) == process.pid:
-                    os.kill(process.pid, signal.SIGKILL)
-                    self.kill = {"at": self._now(), "step": self.step, "pid": process.pid}
+                if "trainer_core.launch" not in " ".join(psutil.Process(pid).cmdline()):
+                    os.kill(pid, signal.SIGKILL)
+                    self.kill = {"at": self._now(), "step": self.step, "pid": pid}
                     return
 
     # ---- what it came to ---------------------------------------------------------------------------------------------
