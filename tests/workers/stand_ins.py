@@ -60,6 +60,8 @@ def trainer(run_dir: Path, attempt_dir: Path, behaviour: str) -> None:
     spool, rollouts = Spool(attempt_dir / SPOOL_FILE), Spool(attempt_dir / ROLLOUTS_FILE)
     subprocess.Popen(SLEEPER, start_new_session=True)
     print("trainer of", os.environ["OFFBEAT_ATTEMPT"], "with", sorted(os.environ), flush=True)
+    if behaviour == "secret":
+        raise ValueError(f"the hub refused {os.environ['HF_TOKEN']}")
     if behaviour == "crash":
         raise ValueError("this trainer can't go on")
     memory = _gpu_memory() if behaviour == "gpu" else None

@@ -8,7 +8,7 @@ and looks after people, hosts, webhooks and the audit log. Runner and author may
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import PermissionDenied
@@ -34,7 +34,7 @@ class Action(StrEnum):
 class Owned(Protocol):
     """A model's row that belongs to somebody."""
 
-    _meta: Any
+    _meta: ClassVar[Any]
 
     @property
     def owner(self) -> User: ...

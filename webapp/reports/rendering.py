@@ -131,7 +131,7 @@ def render(text: str, place_of: Callable[[Run], Place | None] = inside) -> Rende
 
     renderer = parser.renderer
     assert isinstance(renderer, RendererHTML)
-    renderer.rules["fence"] = fence
+    renderer.rules["fence"] = fence  # type: ignore[assignment]
     html = parser.render(text)
     return Rendered(mark_safe(html), problems)  # safe: html is off in the parser, and a test tries to get through
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 from uuid import UUID
 
 import orjson
@@ -129,4 +129,4 @@ def points(request: HttpRequest, link: ShareLink, token: str, run_id: UUID) -> H
     if kind not in get_args(export.Format):
         return JsonResponse({"detail": f"format is one of {', '.join(get_args(export.Format))}."}, status=422)
     series = export.series_of(run, request.GET.getlist("metric"))
-    return export.response(run, series, kind)
+    return export.response(run, series, cast(export.Format, kind))
