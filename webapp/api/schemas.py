@@ -424,6 +424,8 @@ class HostOut(Schema):
 class MeOut(Schema):
     username: str
     admin: bool
+    role: str = Field(description="'viewer', 'runner', 'author', 'runner+author' or 'admin'.")
+    reads_only: bool = Field(description="Whether this token may only read.")
 
 
 class ReportIn(Strict):

@@ -40,7 +40,9 @@ def hosts(request: HttpRequest) -> list[dict[str, Any]]:
 def me(request: HttpRequest) -> dict[str, Any]:
     """The account that a token belongs to."""
     user = user_of(request)
-    return {"username": user.username, "admin": user.is_superuser}
+    return {
+        "username": user.username, "admin": user.is_superuser, "role": user.role, "reads_only": user.looks_only,
+    }  # fmt: skip
 
 
 @router.get("/health", response=HealthOut, auth=None)

@@ -26,7 +26,9 @@ def test_a_wrong_token_is_refused(db: None, header: str) -> None:
 
 
 def test_a_token_says_whose_it_is_and_is_marked_used(api: Client, alice: User) -> None:
-    assert api.get("/api/me").json() == {"username": "alice", "admin": False}
+    assert api.get("/api/me").json() == {
+        "username": "alice", "admin": False, "role": "runner+author", "reads_only": False,
+    }  # fmt: skip
     assert alice.api_tokens.get().last_used_at is not None
 
 
