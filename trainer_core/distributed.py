@@ -147,6 +147,8 @@ class Ranks:
 
     def follow(self, handlers: Mapping[str, Callable[..., None]]) -> Any:
         """Do what rank 0 calls for until it gives a value, and return that. Waits as long as rank 0 lives."""
+        if self._closed.is_set():
+            raise RankLost("the trainer ranks have parted, since training has ended; make a new trainer to train again")
         while True:
             message = self._peers[0].inbox.get()
             if isinstance(message, _Value):

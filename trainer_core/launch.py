@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 REWARDS = "rewards"
+COLLECTIVE_DEADLINE_S = 600
+"""How long trainer ranks may wait for one another in a step or a checkpoint; nothing but a hang takes as long."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -146,6 +148,7 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         bf16=training.bf16,
         gradient_checkpointing=training.gradient_checkpointing,
         use_cpu=not torch.cuda.is_available(),
+        ddp_timeout=COLLECTIVE_DEADLINE_S,
         # rollouts
         num_generations=rollout.num_generations,
         max_completion_length=rollout.max_completion_length,

@@ -92,9 +92,15 @@ def main(job: dict[str, Any]) -> None:
         torch.save({"state": state, "gradients": recorder.gradients}, output / "result.pt")
 
 
-if __name__ == "__main__":
+def run(job: dict[str, Any]) -> None:
+    """The program: a failure is told to the other ranks, as trainer_core.launch does."""
     try:
-        main(json.loads(sys.argv[1]))
+        main(job)
     except Exception as error:
         distributed.current.fail(error, f"{type(error).__name__}: {error}")
         raise
+    distributed.current.leave_torch()
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.argv[1]))
