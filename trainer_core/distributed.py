@@ -90,14 +90,14 @@ class _Peer:
 class Ranks:
     """This process's links to the others: rank 0 has one to each, each has one to rank 0.
 
-    With one process all of it works and costs nothing. `lost` may be replaced; it is called once, from another thread, with
-    the reason in one sentence, right before this process exits with code 1.
+    With one process all of it works and costs nothing. `lost` may be set; it is called once, from another thread, with the
+    reason in one sentence, right before this process exits with code 1.
     """
 
     def __init__(self, rank: int, size: int, peers: Sequence[tuple[int, Connection]], silence_s: float) -> None:
         self.rank = rank
         self.size = size
-        self.lost: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+        self.lost: Callable[[str], None] | None = None
         self._silence_s = silence_s
         self._peers = [_Peer(number, connection) for number, connection in peers]
         self._closed = threading.Event()
@@ -226,11 +226,16 @@ class Ranks:
         """Say why, once, and end this process: its main thread may be caught in a collective that never returns."""
         with self._end:
             if not self._closed.is_set():
-                self.lost(text)
+                print(text, file=sys.stderr)
+                if (tell := self.lost or when_lost) is not None:
+                    tell(text)
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(1)
 
+
+when_lost: Callable[[str], None] | None = None
+"""Used where `Ranks.lost` is not set: while the trainer is being made."""
 
 current = Ranks(0, 1, [], 0.0)
 """The links of this process. Made by `connect`; until then, and with one process, there is nobody else."""

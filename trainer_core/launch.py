@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the attempt; returns the exit code: 0 done or stopped by order, 1 failed."""
     arguments = _parser().parse_args(argv)
     spool = Spool(arguments.attempt_dir / SPOOL_FILE) if _rank() == 0 else None
+    if spool is not None:
+        distributed.when_lost = partial(spool.event, 0, "error", "failed", kind="RankLost")
     try:
         train(arguments, spool)
     except Exception as error:  # noqa: BLE001  whatever it is, the run's page has to say it

@@ -179,7 +179,6 @@ class AsyncGRPOTrainer(Trainer):
 
     def _rank_lost(self, text: str) -> None:
         """Another rank is gone, and this process ends: say why where the run's page reads it."""
-        print(text, file=sys.stderr, flush=True)
         self._event("error", "failed", text, kind="RankLost")
 
     # ---- beginning and end ------------------------------------------------------------------------------------------
