@@ -52,6 +52,9 @@ def under_load(url: str, owner: Any, runs: int, clients: int, seconds: float) ->
     browser.force_login(owner)
     session = browser.cookies["sessionid"].value
     ids = [str(attempt.run_id) for attempt in attempts]
+    with httpx.Client(base_url=url, cookies={"sessionid": session}, timeout=60) as client:
+        for page in PAGES:  # templates are compiled once in a server's life
+            client.get(page.format(run=ids[0])).raise_for_status()
     connections.close_all()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     context = multiprocessing.get_context("fork")

@@ -73,8 +73,8 @@ def save(attempt: Attempt, parsed: Parsed) -> float | None:
     return last_reward
 
 
-def execute_many(statement: str, rows: Iterable[Sequence[Any]]) -> None:
-    """Run a statement for each of the rows, in the connection's transaction."""
+def execute_many(statement: str, rows: Any) -> None:
+    """Run a statement for each of the rows (an iterable of sequences), in the connection's transaction."""
     if connection.vendor == "postgresql":
         # Django's cursors write values into the statement's text, which doubles blobs and is parsed anew for each row.
         assert isinstance(connection.connection, psycopg.Connection)

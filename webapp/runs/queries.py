@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from django.db import connection
@@ -22,6 +23,8 @@ SORTS = {
     "ended": F("ended_at"),
 } | {key: Cast(KT(f"summary__{key}"), FloatField()) for key in _SUMMARY}
 """What a list may be sorted by; a minus in front turns it round. Runs without a value come last either way."""
+_NEVER_NULL = ("created", "name", "state")
+"""Without a word on NULL in the order PostgreSQL, too, takes the newest runs from an index."""
 
 MAX_PER_PAGE = 500
 
@@ -64,19 +67,35 @@ class RunPage:
 
 
 def list_runs(wanted: RunFilter) -> RunPage:
-    """One page of runs. Three queries."""
+    """One page of runs. Two queries, or three with a filter."""
     shown = Run.objects.filter(archived=wanted.archived)
-    states = dict(shown.order_by().values_list("state").annotate(Count("pk")))
+    states = _states(wanted.archived)
     matching = _filtered(shown.annotate(model=KT("spec__model__path")), wanted)
-    total = matching.count()
-    descending = wanted.sort.startswith("-")
-    key = SORTS[wanted.sort.removeprefix("-")]
-    order = key.desc(nulls_last=True) if descending else key.asc(nulls_last=True)
+    filtered = any((wanted.states, wanted.search.split(), wanted.tag, wanted.owner))
+    total = matching.count() if filtered else sum(states.values())
+    descending, name = wanted.sort.startswith("-"), wanted.sort.removeprefix("-")
+    last = None if name in _NEVER_NULL else True
+    order = SORTS[name].desc(nulls_last=last) if descending else SORTS[name].asc(nulls_last=last)
     first = (wanted.page - 1) * wanted.per_page
     runs = (
         matching.select_related("owner").defer("spec").order_by(order, "-created_at")[first : first + wanted.per_page]
     )
     return RunPage(list(runs), total, wanted.page, max(1, math.ceil(total / wanted.per_page)), states)
+
+
+def _states(archived: bool) -> dict[str, int]:
+    """Number of runs in each state.
+
+    All runs are counted in an index, without their rows, which hold whole specs; archived ones, which are few, are taken away.
+    """
+    gone = Run.objects.filter(archived=True).order_by().values_list("state")
+    if archived:
+        return dict(gone.annotate(count=Count("*")))
+    every = Run.objects.order_by().values_list("state").annotate(count=Count("*"))
+    counts: Counter[str] = Counter()
+    for state, count in every.union(gone.annotate(count=Count("*") * -1), all=True):
+        counts[state] += count
+    return {state: count for state, count in counts.items() if count}
 
 
 def _filtered(runs: QuerySet[Run], wanted: RunFilter) -> QuerySet[Run]:

@@ -31,21 +31,30 @@ def make(owner: User, count: int) -> None:
     )  # fmt: skip
 
 
+PAGE_S = 0.1
+"""Of processor time, for the newest runs of ten thousand: a busy machine must not fail it."""
+
+
 def test_ten_thousand_runs_take_three_queries(ada: User, django_assert_num_queries: Callable) -> None:
     make(ada, 10_000)
-    for wanted in (
-        RunFilter(),
-        RunFilter(states=("live",), search="run model-3 tag1", sort="-reward", page=2, per_page=20),
-    ):
-        with django_assert_num_queries(3):
-            began = time.perf_counter()
+    used = []
+    for wanted, queries in (
+        (RunFilter(), 2), (RunFilter(), 2), (RunFilter(), 2),
+        (RunFilter(states=("live",), search="run model-3 tag1", sort="-reward", page=2, per_page=20), 3),
+    ):  # fmt: skip
+        began = time.process_time()
+        with django_assert_num_queries(queries):
             page = list_runs(wanted)
             for run in page.runs:  # what a row shows must not ask again
                 assert run.owner.username == "ada"
                 assert run.model.startswith("model-")  # type: ignore[attr-defined]
                 assert run.summary is not None
-            print(f"{time.perf_counter() - began:.3f} s")
-    assert list_runs(RunFilter()).total == 9800
+        used.append(time.process_time() - began)
+    assert min(used[:3]) < PAGE_S
+    whole, archived = list_runs(RunFilter()), list_runs(RunFilter(archived=True))
+    assert (whole.total, archived.total) == (9800, 200)
+    assert whole.states == {"running": 1000, "completed": 8800}
+    assert archived.states == {"completed": 200}
 
 
 @pytest.fixture
