@@ -47,7 +47,7 @@ title: Reward of both
 ```chart
 runs: {run.pk}
 metrics: entropy, kl
-axis: tokens
+axis: time
 ```
 
 ```chart
