@@ -94,7 +94,7 @@ def test_every_page_draws_without_a_complaint(
         if name == "shared-run":
             page.wait_for_selector("#chart-reward .main-svg")
         if name in ("report", "shared-report", "report-edit"):
-            expect(page.locator("[data-testid=report-chart] .main-svg .trace").first).to_be_attached()
+            expect(page.locator("[data-testid=report-chart] .scatterlayer .trace")).to_have_count(4)
             expect(page.locator("[data-testid=chart-problem]")).to_contain_text("names no run")
         assert web.overflow() == 0, name
         web.shoot(name)
