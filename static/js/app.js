@@ -26,6 +26,19 @@
       element.textContent = duration(Math.max(0, Math.floor((Date.now() - Date.parse(element.dataset.since)) / 1000)));
     }
   };
+  // A table that is wider than its box is moved by keyboard too: where nothing in it takes the focus, the box does.
+  const reachTables = () => {
+    for (const box of document.querySelectorAll(".table-wrap")) {
+      const wide = box.scrollWidth > box.clientWidth;
+      if (!wide || box.querySelector("a, button, input, select, summary")) continue;
+      box.tabIndex = 0;
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", box.closest("section, .panel")?.querySelector("h2, h3")?.textContent || "Table");
+    }
+  };
+  reachTables();
+  addEventListener("resize", reachTables);
+  document.addEventListener("htmx:afterSettle", reachTables);
   showTimes(document);
   showDurations(document);
   setInterval(() => showTimes(document), 5000);

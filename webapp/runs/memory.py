@@ -116,11 +116,14 @@ class Need:
         return sum(self.parts.values())
 
 
-def trainer(spec: RunSpec, shape: Shape, row: Row, device: Device, *, compiled: bool = False) -> Need:
-    """The peak of an optimizer step on one training device, the trainer's own process left out.
+def trainer(spec: RunSpec, shape: Shape, row: Row, device: Device, *, ranks: int = 1, compiled: bool = False) -> Need:
+    """The peak of an optimizer step in one of `ranks` training processes, the process itself left out.
 
     The peak is either at the end of the forward pass, when autocast holds 16-bit copies of all trained weights, or in the
     backward pass of the output layer, or in that of one decoder layer. `compiled`: layers fused by torch.compile keep less.
+
+    Several ranks share weights, gradients and moments (FSDP2, docs/trainer.md): each holds its part, and whole only the
+    embedding and two layers at a time, in 16 bits, with the gradient of one in float32. Peaks of that were not measured.
     """
     b = BYTES[spec.model.dtype]
     c = 2 if spec.training.bf16 else b
@@ -130,6 +133,10 @@ def trainer(spec: RunSpec, shape: Shape, row: Row, device: Device, *, compiled: 
     trained, kept = (adapter, 4) if lora else (base, b)
 
     copies = 0 if b == c else c * shape.layers * shape.linear
+    gathered = 0
+    if ranks > 1:
+        whole = shape.embedding * (1 if shape.tied else 2)
+        copies, gathered = 0, c * (whole + 2 * shape.linear) + (0 if lora else 4 * shape.linear)
     layer = row.tokens * _layer_bytes(shape, b, c, lora=lora, compiled=compiled)
     inputs = row.tokens * shape.layers * shape.hidden * b
     chunk = min(row.scored, max(1, LOGIT_BYTES[device] // (4 * shape.vocabulary))) * shape.vocabulary
@@ -145,11 +152,11 @@ def trainer(spec: RunSpec, shape: Shape, row: Row, device: Device, *, compiled: 
         while_forward = copies + scoring
         while_backward = copies + scoring + head_gradient
     return Need({
-        "weights": base * b + adapter * 4,
-        "gradients": trained * kept,
-        "optimizer": 2 * trained * kept,
+        "weights": (base * b + adapter * 4) // ranks,
+        "gradients": trained * kept // ranks,
+        "optimizer": 2 * trained * kept // ranks,
         "activations": activations,
-        "working": max(while_forward, while_backward),
+        "working": max(while_forward, while_backward) + gathered,
     })  # fmt: skip
 
 

@@ -21,6 +21,7 @@ PROMPT_GUESS = 512
 """Tokens of a prompt where none could be counted yet; the context bounds it."""
 TIGHT = 0.9
 """A device filled beyond this share of its memory may not do: the estimate is good to about a tenth."""
+SERVER = "vLLM server"
 TITLES = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state", "activations": "activations",
     "working": "logits and copies", "cache": "KV cache", "process": "the process itself",
@@ -135,18 +136,20 @@ def _memory(spec: RunSpec, place: Place, prompt_tokens: int | None) -> dict[str,
     row = memory.largest_row(spec, min(room, prompt_tokens or PROMPT_GUESS))
     cpu = place.offer is None or place.offer.is_cpu
     device: memory.Device = "cpu" if cpu else "cuda"
-    need = memory.trainer(spec, shape, row, device)
+    ranks = spec.resources.cpu_ranks if cpu else spec.resources.trainer_gpus
+    need = memory.trainer(spec, shape, row, device, ranks=ranks)
     sizes = {} if place.offer is None else {item.pk: item.memory_mib * MIB for item in place.offer.devices}
     smallest = min((sizes[pk] for pk in place.trainers), default=None)
     at_server = min((sizes[pk] for pk in place.servers), default=None)
     if cpu:
-        parts = {name: need.parts | {"process": memory.PROCESS_BYTES["trainer"]} for name in ("Trainer",)}
-        parts["vLLM server"] = memory.server(spec, shape, device).parts | {"process": memory.PROCESS_BYTES["server"]}
+        mine = need.parts | {"process": memory.PROCESS_BYTES["trainer"]}
+        parts = {"Trainer": {name: size * ranks for name, size in mine.items()}}
+        parts[SERVER] = memory.server(spec, shape, device).parts | {"process": memory.PROCESS_BYTES["server"]}
         capacity = {"both": (sum(sum(one.values()) for one in parts.values()), smallest)}
     else:
-        parts = {"Trainer": need.parts, "vLLM server": memory.server(spec, shape, device, at_server).parts}
+        parts = {"Trainer": need.parts, SERVER: memory.server(spec, shape, device, at_server).parts}
         capacity = {name: (sum(parts[name].values()), size) for name, size in
-                    (("Trainer", smallest), ("vLLM server", at_server))}  # fmt: skip
+                    (("Trainer", smallest), (SERVER, at_server))}  # fmt: skip
     rows = [
         {
             "title": title,
@@ -159,14 +162,20 @@ def _memory(spec: RunSpec, place: Place, prompt_tokens: int | None) -> dict[str,
 
 
 def _tight(capacity: dict[str, tuple[int, int | None]]) -> bool:
+    """Whether something may not fit. A server takes all it may, so it is too large only beyond its whole device."""
     return any(
-        size is not None and needed > TIGHT * size for name, (needed, size) in capacity.items() if name != "vLLM server"
+        size is not None and needed > (1.0 if name == SERVER else TIGHT) * size
+        for name, (needed, size) in capacity.items()
     )
 
 
 def _verdict(capacity: dict[str, tuple[int, int | None]], cpu: bool) -> str:
     """One sentence; what is too large names the knobs."""
     knobs = "a smaller token budget or batch, gradient checkpointing, LoRA, or bfloat16 weights need less"
+    at_server, of_server = capacity.get(SERVER, (0, None))
+    if of_server is not None and at_server > of_server:
+        less = "more rollout GPUs, a shorter context or a smaller KV cache need less"
+        return f"The server would need about {_gib(at_server)}, but the memory of a GPU is {_gib(of_server)}: {less}."
     name = "both" if cpu else "Trainer"
     needed, size = capacity[name]
     who = "Server and trainer together" if cpu else "The trainer"

@@ -117,6 +117,15 @@ def test_a_model_too_large_for_its_gpu_names_the_knobs(qwen: str, db: None) -> N
     assert not prelaunch.before_launch(spec, 100)["memory"]["tight"]
 
 
+def test_a_server_too_large_for_its_gpu_names_other_knobs(qwen: str, db: None) -> None:
+    gpu_host("tiny", 2, gib=2)
+    gpu_host("small", 0)
+    said = prelaunch.before_launch(RunSpec(model=ModelSpec(path=qwen)), 100)["memory"]
+    assert said["tight"]
+    assert said["sentence"].startswith("The server would need about 3.6 GiB, but the memory of a GPU is 2.0 GiB")
+    assert "more rollout GPUs" in said["sentence"]
+
+
 def test_the_picture_marks_what_the_run_would_get(qwen: str, ada: Any) -> None:
     devices = gpu_host("box", 4)
     gpu_host("away", 4, drained=True)
