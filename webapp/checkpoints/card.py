@@ -26,15 +26,14 @@ def card_files(checkpoint: Checkpoint, *, merged: bool = False) -> dict[str, str
     """
     run = checkpoint.run
     curve = traces(parts(run), ["reward"], rows=CURVE_ROWS)["reward"]
-    rows = curve[0].rows if curve and curve[0].attempt is None else None
-    files = {
-        CURVE_FILE: svg([], [], checkpoint.step) if rows is None else svg(rows["step"], rows["mean"], checkpoint.step)
-    }
+    steps, means = [], []
+    if curve and curve[0].attempt is None:
+        steps, means = curve[0].rows["step"].tolist(), curve[0].rows["mean"].tolist()
+    files = {CURVE_FILE: svg(steps, means, checkpoint.step)}
     try:
         spec = run.run_spec()
-    except (
-        ValidationError
-    ):  # a run from elsewhere, or from before a setting changed; its files are to be had all the same
+    except ValidationError:
+        # A run from elsewhere, or from before a setting changed: its files are to be had all the same.
         return {"README.md": _readme(checkpoint, None, merged, {}), **files}
     versions = {
         reward.name: RewardVersion.objects.filter(function__name=reward.name, number=reward.version).first()

@@ -139,7 +139,8 @@ async def _load(client: httpx.AsyncClient, url: str, choice: Choice) -> None:
 
 async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
     """Lines for the page from the server's event stream."""
-    received, finish, usage = 0, "", {}
+    received, finish = 0, ""
+    usage: dict[str, Any] = {}
     async for line in answer.aiter_lines():
         received += len(line)
         if received > MOST_BYTES:

@@ -146,7 +146,10 @@ def _step(rollouts: QuerySet[StoredRollout]) -> int | None:
 
 def group_ids(run: Run, step: int | None, search: Search) -> QuerySet[StoredRollout, tuple[str, int]]:
     """(group_id, last row) of the groups to show: those of a step, or the newest first of what is searched for."""
-    found = search.apply(run.rollouts.all()) if search.active else run.rollouts.filter(step=step)
+    if search.active:
+        found = search.apply(run.rollouts.all())
+    else:
+        found = run.rollouts.none() if step is None else run.rollouts.filter(step=step)
     return (
         found.order_by().values_list("group_id").annotate(last=Max("id")).order_by("-last" if search.active else "last")
     )

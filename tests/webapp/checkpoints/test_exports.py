@@ -79,8 +79,8 @@ def test_merged_weights_say_what_base_and_adapter_say(
     export = merge(checkpoint)
     assert (export.state, export.text) == ("done", "")
     content = b"".join(as_ada.get(f"/merged/{export.pk}/model.zip"))  # type: ignore[arg-type]
-    zipfile.ZipFile(io.BytesIO(content)).extractall(tmp_path)
-    (folder,) = (path.parent for path in tmp_path.rglob("config.json"))
+    zipfile.ZipFile(io.BytesIO(content)).extractall(tmp_path / "unpacked")
+    (folder,) = (tmp_path / "unpacked").iterdir()
     assert {"model.safetensors", "README.md", "reward_curve.svg", "tokenizer.json"} <= {
         path.name for path in folder.iterdir()
     }
