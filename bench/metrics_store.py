@@ -1,6 +1,6 @@
 """The metrics store beside trackio's and MLflow's: the same work, on the same machine, in the same run.
 
-    python bench/metrics_store.py [--full] [--no-peers]
+    python bench/metrics_store.py [--full | --quick] [--no-peers]
 
 Peers are installed into var/bench-venv at the first run. --full grows a series to 10^8 points on both databases (some ten
 minutes each); without it SQLite stops at 10^7 and PostgreSQL at 10^6.
@@ -33,7 +33,7 @@ from bench.support.studio import set_up, web_server  # noqa: E402
 PEERS = ("trackio==0.43.*", "mlflow-skinny==3.17.*", "sqlalchemy", "alembic")
 LINES, METRICS, LONG = 20_000, 50, 1_000_000
 CHUNK = 2 * 2**20
-GROWTH = (10**5, 10**6, 10**7)
+GROWTH: tuple[int, ...] = (10**5, 10**6, 10**7)
 REPEATS = 5
 BARS = (
     Bar("ingest", "ingest in process", "points/s", 400_000, at_least=True),
@@ -48,30 +48,40 @@ BARS = (
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--full", action="store_true", help="grow to 10^8 points on both")
+    options.add_argument("--quick", action="store_true", help="a tenth of everything, to see that it works")
     options.add_argument("--no-peers", action="store_true")
     options.add_argument("--inside", help=argparse.SUPPRESS)
     arguments = options.parse_args()
+    if arguments.quick:
+        shrink()
     if arguments.inside:
         print(json.dumps(measure(Path(arguments.inside), arguments.full)))
         return
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     begin = time.monotonic()
     print(f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores, load {load}")
-    results = {"SQLite": studio({}, arguments.full)}
+    results = {"SQLite": studio({"DATABASE_URL": ""})}
     try:
         with cluster() as environment:
-            results["PostgreSQL"] = studio(environment, arguments.full)
+            results["PostgreSQL"] = studio(environment)
     except Unavailable as reason:
         print(f"PostgreSQL is left out: {reason}")
     peers = {} if arguments.no_peers else run_peers()
     report(results, peers)
+    if arguments.quick:
+        print("--quick: everything was a tenth of what its title says.")
     print(f"\n{time.monotonic() - begin:.0f} s; load {os.getloadavg()[0]:.1f} after")
 
 
-def studio(environment: dict[str, str], full: bool) -> dict[str, Any]:
+def shrink() -> None:
+    global LINES, LONG, GROWTH
+    LINES, LONG, GROWTH = LINES // 10, LONG // 10, tuple(size // 10 for size in GROWTH)
+
+
+def studio(environment: dict[str, str]) -> dict[str, Any]:
     """What a fresh process measures on a fresh database."""
     with tempfile.TemporaryDirectory(prefix="offbeat-bench-") as home:
-        command = [sys.executable, __file__, "--inside", home, *(["--full"] if full else [])]
+        command = [sys.executable, __file__, "--inside", home, *sys.argv[1:]]
         return last_json(command, {**os.environ, **environment})
 
 
@@ -92,7 +102,7 @@ def run_peers() -> dict[str, dict[str, Any]]:
         (folder / "ready").touch()
     scripts = ROOT / "bench" / "peers"
     # MLflow takes less, since it would need minutes; its rate does not depend on how much.
-    sizes = {"trackio": (LINES // 2, METRICS, LONG), "mlflow": (800, METRICS, 50_000)}
+    sizes = {"trackio": (LINES // 2, METRICS, LONG), "mlflow": (LINES // 25, METRICS, LONG // 20)}
     return {
         name: last_json([str(python), str(scripts / f"{name}_store.py"), *map(str, size)])
         for name, size in sizes.items()
@@ -171,7 +181,7 @@ def grow(owner: Any, size: int, home: Path) -> dict[str, float]:
     for start in range(0, size, piece):
         lines = "".join(
             f'{{"v":1,"t":{1.7e9 + 0.5 * step},"kind":"metrics","step":{step},"values":{{"loss":{math.sin(step * 0.37)!r}}}}}\n'
-            for step in range(start, start + piece)
+            for step in range(start, min(start + piece, size))
         ).encode()
         begin = time.perf_counter()
         offset = ship_spool(attempt, offset, lines)
