@@ -29,8 +29,9 @@ def calculator(expression: str) -> str:
 
 def _evaluate(node: ast.expr) -> int | float:
     """The value of a parsed expression. Raises ValueError on anything but arithmetic, ArithmeticError as Python does."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return node.value
+    result: int | float | complex
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         result = _UNARY[type(node.op)](_evaluate(node.operand))
     elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
@@ -58,7 +59,7 @@ class GuessNumber:
         """Begin with the number of a row. Raises ValueError when it has none in the range."""
         given = row.get("number", row.get("answer"))
         try:
-            self._number = int(given)  # type: ignore[arg-type]
+            self._number = int(str(given))
         except (TypeError, ValueError):
             raise ValueError(
                 f"guess_number needs a whole number in the 'number' or 'answer' column, not {given!r}"

@@ -90,12 +90,15 @@ class Chat:
                 # Llama's template writes a call without the text around it, so the thinking is looked for in an answer.
                 thinks = _THINKING in self._render([_QUESTION, plain], tools)
                 asked = self._render([_QUESTION], tools, generate=True)
+                invitation = asked[len(self._render([_QUESTION], tools)) :]
                 answered = self._render([_QUESTION, answer], tools)
                 whole = self._render([_QUESTION, answer, result], tools, generate=True)
             except (TemplateError, TypeError, KeyError):  # no tools in this template
                 self._appends = False
             else:
-                kept = whole.startswith(answered) and answered.startswith(asked)
+                # One that closes the thinking itself asks for an answer without: then there is no thinking to be kept.
+                begins = answered.startswith(asked) or "</think>" in invitation
+                kept = whole.startswith(answered) and begins
                 seam = len(answered.rstrip())
                 joined = self._encode(whole[:seam]) + self._encode(whole[seam:])
                 self._appends = kept and thinks and joined == self._encode(whole)
@@ -108,7 +111,15 @@ class Chat:
         if not before[:stop].endswith(end):
             return None
         after = self._render([_QUESTION, answer, *results], tools, generate=True)
-        return after[stop:] if after.startswith(before[:stop]) else None
+        if after.startswith(before[:stop]):
+            return after[stop:]
+        # The last message is written in another way than earlier ones (Qwen3 gives it an empty thought). Behind the point
+        # where the same conversation with another answer differs last, the first end of an answer is that of this one.
+        other = self._render([_QUESTION, _another(answer), *results], tools, generate=True)
+        pairs = enumerate(zip(reversed(after), reversed(other), strict=False))
+        same = next((place for place, (one, two) in pairs if one != two), 0)
+        at = after.find(end, len(after) - same)
+        return None if at < 0 else after[at + len(end) :]
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool = False) -> str:
         return self._tokenizer.apply_chat_template(
@@ -127,3 +138,15 @@ class Chat:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _another(answer: Message) -> Message:
+    """An answer with as many calls that differs from this one up to its end."""
+    content = str(answer["content"])
+    changed = {**answer, "content": f"{content}{'y' if content.endswith('x') else 'x'}"}
+    if calls := answer.get("tool_calls"):
+        changed["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": {**call["function"]["arguments"], "another": 1}}}
+            for call in calls
+        ]
+    return changed

@@ -56,7 +56,8 @@ class Session:
         try:
             async with self._http.get(f"{self.url}/schema") as response:
                 response.raise_for_status()
-                return (await response.json())["action"]
+                schema: dict[str, Any] = (await response.json())["action"]
+                return schema
         except (aiohttp.ClientError, KeyError, ValueError, TypeError) as error:
             raise RuntimeError(f"the OpenEnv server at {self.url} does not tell its actions: {error!r}") from error
 

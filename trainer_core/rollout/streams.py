@@ -77,4 +77,8 @@ async def stream_rows(stream: Any, seed: int, shuffle: bool, deadline_s: float) 
 
 def _next(rows: Iterator[dict[str, Any]]) -> asyncio.Future[dict[str, Any] | None]:
     """The next row, read in a thread; None at the end."""
-    return asyncio.get_running_loop().run_in_executor(_THREADS, next, rows, None)
+
+    def read() -> dict[str, Any] | None:
+        return next(rows, None)
+
+    return asyncio.get_running_loop().run_in_executor(_THREADS, read)

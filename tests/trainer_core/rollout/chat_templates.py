@@ -52,6 +52,19 @@ DROPS_THINKING = _chatml(
 # Thinking is dropped from every answer, even the last message.
 NEVER_THINKING = DROPS_THINKING.replace(" and not loop.last", "")
 
+# The last answer always has a thought, an empty one if need be; earlier ones only where they thought. Thinking can be turned
+# off by an empty thought that the model goes on from.
+EMPTY_THOUGHT = _chatml(
+    "{% set parts = message.content.split('</think>') %}{% set content = parts[-1].lstrip('\\n') %}"
+    "{% if message.role == 'assistant' %}"
+    "{% set thought = parts[0].split('<think>')[-1].strip('\\n') if parts | length > 1 else '' %}"
+    "{% if loop.last or thought %}{% set content = '<think>\\n' ~ thought ~ '\\n</think>\\n\\n' ~ content %}{% endif %}"
+    "{% endif %}"
+).replace(
+    "<|im_start|>assistant\n{% endif %}",
+    "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+)
+
 # A call is the whole answer and ends in another token than other answers do.
 LLAMA3 = (
     "<|begin_of_text|>{% if tools %}<|start_header_id|>system<|end_header_id|>\n\n"

@@ -34,6 +34,7 @@ TEMPLATES = {
     "qwen3": chat_templates.byte_tokenizer(chat_templates.QWEN3),
     "drops thinking": chat_templates.byte_tokenizer(chat_templates.DROPS_THINKING),
     "never thinking": chat_templates.byte_tokenizer(chat_templates.NEVER_THINKING),
+    "empty thought": chat_templates.byte_tokenizer(chat_templates.EMPTY_THOUGHT),
     "llama3": chat_templates.byte_tokenizer(chat_templates.LLAMA3),
     "smollm2": chat_templates.smollm2(),
     **chat_templates.at_hand(),
@@ -44,9 +45,9 @@ KNOWN = [name for name, tokenizer in TEMPLATES.items() if tokenizer is not None]
 class Talk:
     """Plays the loop: `say` is a turn of the model, `answers` are what tools say to it."""
 
-    def __init__(self, tokenizer: Any, question: str) -> None:
+    def __init__(self, tokenizer: Any, question: str, **kwargs: Any) -> None:
         self.tokenizer = tokenizer
-        self.chat = Chat(tokenizer)
+        self.chat = Chat(tokenizer, kwargs)
         self.messages: list[Message] = [{"role": "user", "content": question}]
         self.prompt = self.chat.first_prompt(self.messages, TOOLS)
         self.turns: list[TurnRecord] = []
@@ -148,6 +149,29 @@ def test_sampled_ids_survive_any_conversation(
     lost = sum(len(turn.output_ids) for turn in talk.turns) - trained
     realigned = sum(drift.transition == "realign" for drift in result.drifts)
     assert lost <= max(0, threshold - 1) * realigned
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if name in ("empty thought", "published qwen3")])
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}])
+def test_answers_without_a_thought_stay_as_they_were_sampled(name: str, options: dict[str, Any]) -> None:
+    """The template writes an empty thought into the last answer and leaves it out of earlier ones."""
+    tokenizer = TEMPLATES[name]
+    talk = Talk(tokenizer, "How heavy?", **options)
+    assert talk.chat.appends(TOOLS)
+    for turn in range(3):
+        text = (
+            call_text(name, "", {"name": "x" * turn, "grams": turn}).partition("</think>\n\n")[2]
+            if turn < 2
+            else "Done x"
+        )
+        talk.say([*tokenizer.encode(text), tokenizer.eos_token_id], [f"result {turn}"])
+    result = reconcile(talk.turns, 0)
+    assert [drift.transition for drift in result.drifts] == ["clean"] * 2
+    assert len(result.sequences) == 1
+    for turn, answer in zip(talk.turns[1:], ("result 0", "result 1"), strict=True):
+        end = "assistant\n<think>\n\n</think>\n\n" if options else "assistant\n"
+        added = f"<tool_response>\n{answer}\n</tool_response><|im_end|>\n<|im_start|>{end}"
+        assert tokenizer.decode(turn.prompt_ids).endswith(added)
 
 
 @pytest.mark.parametrize("threshold, kind", [(0, "fork"), (1024, "realign")])

@@ -35,9 +35,11 @@ def stream(count: int, wait_s: float = 0.0) -> datasets.IterableDataset:
 def read(rows: Any, count: int, **options: Any) -> list[tuple[int, int, int]]:
     """Epoch, place and number of the first rows."""
 
+    settings: dict[str, Any] = {"seed": 3, "shuffle": False, "deadline_s": 30, **options}
+
     async def take() -> list[tuple[int, int, int]]:
         found = []
-        async for epoch, place, row in stream_rows(rows, **{"seed": 3, "shuffle": False, "deadline_s": 30, **options}):
+        async for epoch, place, row in stream_rows(rows, **settings):
             found.append((epoch, place, row["number"]))
             if len(found) == count:
                 break
