@@ -21,9 +21,11 @@ from tests.webapp import seed
 from webapp.accounts.models import ApiToken
 from webapp.api.urls import api
 from webapp.metrics import history
+from webapp.reports.models import Report
 from webapp.rewards import services
 from webapp.rewards.forms import STARTER
 from webapp.runs.models import State
+from webapp.sweeps.models import Sweep, Trial
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,6 +52,12 @@ BODIES: dict[str, Any] = {
     "POST /api/rewards/test": [{"source": STARTER, "completions": ["4"], "columns": {"answer": "4"}}],
 }
 """Bodies that mean something; what is generated from the description alone seldom does."""
+NEVER_DONE_HERE = {
+    "POST /api/checkpoints/{checkpoint_id}/push": "asks for a token of the hub",
+    "GET /api/checkpoints/{checkpoint_id}/merged/zip": "a worker merges",
+    "HEAD /api/checkpoints/{checkpoint_id}/merged/zip": "a worker merges",
+}
+"""Operations that can only be refused in this seed, and why."""
 QUERIES = {"POST /api/runs/{run_id}/metrics": {"offset": 0}}
 
 
@@ -79,7 +87,15 @@ def world(db: None, monkeypatch: pytest.MonkeyPatch, folders: Path) -> World:
         ada, name="x", source="wandb", config={}, tags=[], started_at=None, ended_at=None, failed=False
     )
     services.create_function(STARTER.replace("my_reward", "seeded"), "seeded", ada)
+    running = next(run for run in runs if run.state == State.RUNNING)
+    report = Report.objects.create(title="What was learned", owner=ada, text="# Learned\n\nMuch.\n")
+    sweep = Sweep.objects.create(name="rates", owner=ada, base=kept, method="grid", axes={"lora.r": [8, 16]})
+    Trial.objects.create(sweep=sweep, run=running, number=1, place={"lora.r": 8})
     there: dict[tuple[str, str], list[Any]] = {
+        ("/rollouts/{rollout_id}", "run_id"): [str(running.pk)],
+        ("/rollouts/{rollout_id}", "rollout_id"): list(running.rollouts.values_list("pk", flat=True)[:3]),
+        ("", "report_id"): [str(report.pk)],
+        ("", "sweep_id"): [str(sweep.pk)],
         ("POST /api/runs/{run_id}/metrics", "run_id"): [str(elsewhere.pk)],
         ("/launch", "run_id"): [str(next(run.pk for run in runs if run.state == State.DRAFT))],
         ("/resume", "run_id"): [str(kept.pk)],
@@ -99,7 +115,7 @@ def world(db: None, monkeypatch: pytest.MonkeyPatch, folders: Path) -> World:
 def test_the_description_is_one(client: Any, db: None) -> None:
     answer = client.get("/api/openapi.json")
     assert answer.status_code == 200
-    assert len(OPERATIONS) >= 38
+    assert len(OPERATIONS) >= 50
     names = [operation.definition.raw["operationId"] for operation in OPERATIONS if operation.method != "head"]
     assert len(names) == len(set(names))
     assert json.loads(answer.content)["openapi"].startswith("3.1")
@@ -136,5 +152,5 @@ def test_answers_are_as_described(operation: Any, mode: GenerationMode, world: W
             transaction.set_rollback(True)
 
     ask()
-    if mode is GenerationMode.POSITIVE:
+    if mode is GenerationMode.POSITIVE and operation.label not in NEVER_DONE_HERE:
         assert min(statuses) < 400, f"only refusals: {sorted(statuses)}"
