@@ -55,17 +55,18 @@ def planned(samples: list[RolloutSample]) -> BudgetPlanner:
 
 
 def make(batch: tuple[int, int, int, int]) -> list[RolloutSample]:
+    """Samples with arrays of the types that the rollout side gives them."""
     prompts, completions, prompt_tokens, tokens = batch
     rng = np.random.default_rng(0)
     found = []
     for group in range(prompts):
         prompt = rng.integers(0, 150_000, prompt_tokens)
         for index in range(completions):
-            ids = np.concatenate([prompt, rng.integers(0, 150_000, tokens)])
+            ids = np.concatenate([prompt, rng.integers(0, 150_000, tokens)]).astype(np.int32)
             found.append(
                 RolloutSample(
                     group_id=str(group), rollout_id=f"{group}-{index}", row_index=group, epoch=0, weight_version=0,
-                    input_ids=ids, completion_mask=(np.arange(len(ids)) >= prompt_tokens).astype(np.int64),
+                    input_ids=ids, completion_mask=(np.arange(len(ids)) >= prompt_tokens).astype(np.int8),
                     log_probs=np.zeros(len(ids), np.float32), advantage=1.0, reward=0.0, truncated=False, queued_at=0.0,
                     group_size=completions,
                 )
