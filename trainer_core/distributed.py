@@ -215,10 +215,14 @@ class Ranks:
 
     def _show_life(self) -> None:
         """Thread: tell the others that this process lives, and notice when one of them does not."""
+        looked = time.monotonic()
         while not self._closed.wait(SIGN_OF_LIFE_S):
+            now, before, looked = time.monotonic(), looked, time.monotonic()
             for peer in self._peers:
                 peer.send(_ALIVE)
-                silent = time.monotonic() - peer.last_sign
+                if now - before > 2 * SIGN_OF_LIFE_S:  # this process stood still itself; their signs wait to be read
+                    peer.last_sign = now
+                silent = now - peer.last_sign
                 if silent > self._silence_s and not peer.left:
                     self._give_up(f"Trainer rank {peer.rank} has given no sign of life for {silent:.0f} s.")
 

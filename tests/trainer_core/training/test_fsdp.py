@@ -77,7 +77,7 @@ def test_two_ranks_make_the_steps_of_one(alone: Path, tiny_llama: Path, tmp_path
 def test_a_rank_that_is_lost_ends_the_run_with_its_reason(
     tiny_llama: Path, tmp_path: Path, start: Callable[..., ranks.Done], what: str, sentence: str
 ) -> None:
-    settings = {"gradient_accumulation_steps": 2, "heartbeat_stale_after_s": 20.0}
+    settings = {"gradient_accumulation_steps": 2, "heartbeat_stale_after_s": 45.0 if what == "hang" else 300.0}
     done = start(
         tmp_path, {"model": str(tiny_llama), "settings": settings, "fault": {"rank": 1, "what": what}}, ranks=2
     )
@@ -86,5 +86,5 @@ def test_a_rank_that_is_lost_ends_the_run_with_its_reason(
     events = ranks.spool_lines(tmp_path, "event")
     assert [event["name"] for event in events] == ["started", "first_step", "failed"]
     assert events[-1]["text"].startswith(sentence)
-    assert events[-1]["t"] - events[-2]["t"] < (45 if what == "hang" else 20)
+    assert events[-1]["t"] - events[-2]["t"] < (90 if what == "hang" else 30)
     assert ended - events[-1]["t"] < 45  # the launcher gives the others 30 s
