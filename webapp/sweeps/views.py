@@ -99,7 +99,7 @@ def preview(request: HttpRequest) -> HttpResponse:
     plan, problems = forms.read(request.POST)
     context: dict[str, Any] = {"problems": problems}
     if base is None:
-        context["problems"] = [Problem("base", "Choose the run whose settings the sweep begins with.")]
+        context["problems"] = [Problem("axes", "Choose the run whose settings the sweep begins with.")]
     elif plan is not None:
         specs, places, context["problems"] = services.combine(base.run_spec(), plan)
         # What the machine says, of the first only: somebody is typing.
