@@ -32,6 +32,7 @@ from workers import exporting
 pytestmark = [
     pytest.mark.django_db,
     pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume asynchronous"),
+    pytest.mark.timeout(900),  # each merge imports PyTorch in a process of its own
 ]
 SECRET = "hf_secretsecretsecret"
 
