@@ -83,9 +83,9 @@ def ingest(request: HttpRequest, run_id: UUID, offset: Annotated[int, Query(ge=0
 def export_(
     request: HttpRequest, run_id: UUID, metric: Annotated[list[str], Query()] = [], format: export.Format = "csv",  # noqa: B006
 ) -> StreamingHttpResponse:  # fmt: skip
-    """Every point of the run, or of some metrics: never sampled. Columns: metric, attempt, step, time, value, superseded, points.
+    """Every point of the run, or of some metrics: never sampled.
 
-    `points` is 1, or how many points the value is the mean of, where retention has dropped them (/points/).
+    Columns: metric, attempt, step, time, value, superseded, points. The last is 1, or how many points the value is the mean of, where retention has dropped them (/points/).
 
     Metrics that the run did not report are left out; 404 when it reported none of them.
     """
