@@ -85,7 +85,8 @@ def export_(
 ) -> StreamingHttpResponse:  # fmt: skip
     """Every point of the run, or of some metrics: never sampled.
 
-    Columns: metric, attempt, step, time, value, superseded, points. The last is 1, or how many points the value is the mean of, where retention has dropped them (/points/).
+    Columns: metric, attempt, step, time, value, superseded, points. The last is 1, or how many points the value is the mean of,
+    where retention has dropped them (/points/).
 
     Metrics that the run did not report are left out; 404 when it reported none of them.
     """

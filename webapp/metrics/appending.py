@@ -82,7 +82,8 @@ def _seal(
     if not ends:
         return Appended([[] for _ in several], np.empty((len(several), 0), STORED_ROW))
     number, before = several[0].blocks_written, several[0].sealed_max_step
-    chosen, columns = [], []
+    chosen: list[np.ndarray] = []
+    columns: list[dict[str, Any]] = []
     for start, stop in pairwise([0, *ends]):
         part = lines["step"][start:stop]
         lowest, highest = int(part.min()), int(part.max())
