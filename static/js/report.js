@@ -50,16 +50,19 @@ function lines(chart, look) {
 function draw(chart) {
   const look = colours();
   const data = lines(chart, look);
+  if (!data.length && !chart.loaded) return;
   chart.empty.hidden = data.length > 0;
+  chart.body.hidden = data.length === 0;
   if (!data.length) {
     chart.empty.textContent = chart.problem ?? "These runs have not reported it.";
     return;
   }
+  chart.body.style.height = `${HEIGHT}px`; // Plotly takes it from here when the window changes
   chart.root.querySelector(".chart-unit").textContent = chart.metrics[0].unit ?? "";
   const font = { family: look.font, size: 11, color: look.muted };
   const axis = { gridcolor: look.grid, zerolinecolor: look.grid, linecolor: look.grid, automargin: true };
   Plotly.react(chart.body, data, {
-    font, xaxis: { ...axis, type: chart.axis === "time" ? "date" : "linear" }, yaxis: { ...axis, nticks: 6 }, height: HEIGHT, margin: { l: 44, r: 10, t: 8, b: 28 }, autosize: true,
+    font, xaxis: { ...axis, type: chart.axis === "time" ? "date" : "linear" }, yaxis: { ...axis, nticks: 6 }, margin: { l: 44, r: 10, t: 8, b: 28 }, autosize: true,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: "zoom", uirevision: "kept",
     hoverlabel: { bgcolor: look.surface, bordercolor: look.grid, font: { ...font, color: look.text } },
     showlegend: data.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font },
@@ -76,6 +79,7 @@ async function load(chart) {
       chart.problem = error.message;
     }
   }
+  chart.loaded = true;
   draw(chart);
 }
 
