@@ -1,6 +1,7 @@
-"""Draw the curves of docs/sample-run.md from what `make demo` kept, and print its table.
+"""Draw the curves of docs/sample-run.md from what `make demo` kept, and print its table; or those of docs/gpu-runs.md.
 
 usage: sample_curves.py FOLDER [FOLDER ...] > table.md      each FOLDER was given to demo.py --keep
+       sample_curves.py results.json                        what bench/gpu_e2e.py wrote
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "sample-run.svg"
-COLOURS = ("#3546c8", "#c2410c", "#0f766e")
-WIDTH, HEIGHT, LEFT, TOP = 720, 320, 48, 16
+GPU_PICTURE = PICTURE.with_name("gpu-runs.svg")
+COLOURS = ("#3546c8", "#c2410c", "#0f766e", "#7c3aed", "#4d7c0f")
+WIDTH, HEIGHT, LEFT, TOP, LEGEND = 720, 320, 48, 16, 110
 PARTS = {
     "perf/step_s": "whole step",
     "perf/rollout_wait_s": "waiting for samples",
@@ -28,10 +30,20 @@ PARTS = {
 WINDOW = 5
 
 
+Line = tuple[str, list[tuple[float, float]]]
+"""A label and its (x, reward) points."""
+
+
 def main() -> None:
+    if sys.argv[1].endswith(".json"):
+        phases = json.loads(Path(sys.argv[1]).read_text())["phases"]
+        lines = [(name, [(ready, reward) for _, ready, reward in run["rewards"]]) for name, run in phases.items()]
+        GPU_PICTURE.write_text(picture(lines, "seconds since the server was ready", tick=60))
+        return
     curves = [json.loads((Path(folder) / "curve.json").read_text()) for folder in sys.argv[1:]]
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(picture(curves))
+    lines = [(f"seed {curve['seed']}", curve["reward"]) for curve in curves]
+    PICTURE.write_text(picture(lines, "optimizer step", tick=10))
     print(table(curves))
 
 
@@ -58,12 +70,12 @@ def row(title: str, cells: list[str]) -> str:
     return f"| {title} | {' | '.join(cells)} |"
 
 
-def picture(curves: list[dict[str, Any]]) -> str:
-    """Reward against step, one line a seed, as SVG that reads on light and dark pages."""
-    last = max(step for curve in curves for step, _ in curve["reward"])
+def picture(lines: list[Line], axis: str, tick: int) -> str:
+    """Reward along `axis`, one line each, as SVG that reads on light and dark pages; a mark on the axis every `tick`."""
+    last = max(at for _, points in lines for at, _ in points)
 
-    def x(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - 110) * step / last
+    def x(at: float) -> float:
+        return LEFT + (WIDTH - LEFT - LEGEND) * at / last
 
     def y(reward: float) -> float:
         return TOP + (HEIGHT - TOP - 40) * (1 - reward)
@@ -75,15 +87,13 @@ def picture(curves: list[dict[str, Any]]) -> str:
     for level in (0, 0.2, 0.4, 0.6, 0.8, 1.0):
         parts.append(f'<path d="M{LEFT} {y(level):.1f}H{x(last):.1f}" stroke="#e2e5ea"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(level) + 4:.1f}" text-anchor="end" fill="#566070">{level:.1f}</text>')
-    for step in range(0, last + 1, 10):
-        parts.append(f'<text x="{x(step):.1f}" y="{HEIGHT - 22}" text-anchor="middle" fill="#566070">{step}</text>')
-    parts.append(
-        f'<text x="{x(last / 2):.1f}" y="{HEIGHT - 5}" text-anchor="middle" fill="#566070">optimizer step</text>'
-    )
-    for number, (curve, colour) in enumerate(zip(curves, COLOURS, strict=False)):
-        points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in curve["reward"])
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{WIDTH - 96}" y="{TOP + 20 + 18 * number}" fill="{colour}">seed {curve["seed"]}</text>')
+    for at in range(0, int(last) + 1, tick):
+        parts.append(f'<text x="{x(at):.1f}" y="{HEIGHT - 22}" text-anchor="middle" fill="#566070">{at}</text>')
+    parts.append(f'<text x="{x(last / 2):.1f}" y="{HEIGHT - 5}" text-anchor="middle" fill="#566070">{axis}</text>')
+    for number, ((label, points), colour) in enumerate(zip(lines, COLOURS, strict=False)):
+        drawn = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
+        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<text x="{WIDTH - LEGEND + 14}" y="{TOP + 20 + 18 * number}" fill="{colour}">{label}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 
