@@ -249,7 +249,9 @@ class TokensOut(Schema):
     advantage: float
     left_out: int = Field(description="Tokens at the end that are not stored.")
     text: list[str]
-    mask: str = Field(description="A letter a token: t trained, o left out of the loss for its ratio, a dot for context.")
+    mask: str = Field(
+        description="A letter a token: t trained, o left out of the loss for its ratio, a dot for context."
+    )
     log_probs: list[float | None] = Field(description="The sampler's.")
     ratio: list[float | None] = Field(description="The trainer's probability over the sampler's.")
     entropy: list[float | None] = Field(description="Of the trainer's distribution, in nats.")

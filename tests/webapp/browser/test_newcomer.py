@@ -193,6 +193,8 @@ def test_a_first_own_run_with_an_own_reward_takes_minutes_of_clicking(
     if page.locator("#confirm[open]").count():
         page.click("[data-testid=confirm-yes]")
     assert web.complaints == []
-    assert "must consume" not in (fresh.home / "logs" / "web.log").read_text()  # nothing was read into memory to be sent
+    assert (
+        "must consume" not in (fresh.home / "logs" / "web.log").read_text()
+    )  # nothing was read into memory to be sent
     assert person.human_s < GOAL_S
     assert person.clicks <= 16
