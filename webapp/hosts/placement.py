@@ -8,22 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 SLOT_MARK = "#"
 
 
-class Slot(Protocol):
-    """A device as far as its place matters."""
-
-    @property
-    def uuid(self) -> str: ...
-
-    @property
-    def index(self) -> int: ...
-
-
-S = TypeVar("S", bound=Slot)
+S = TypeVar("S", bound=Any)
+"""A device as far as its place matters: it has `uuid` and `index`. (Fields of a Django model fit no protocol of mypy's.)"""
 
 
 @dataclass(frozen=True)
