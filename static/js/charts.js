@@ -158,8 +158,22 @@
       setTimeout(loadWaiting, retryMs());
       return;
     }
-    charts.forEach(draw);
     if (timer === null) schedule();
+    await drawInTurn(fresh);
+  }
+
+  /** What is in the window first; the others, which are near it, one at a time, so that the page answers meanwhile. */
+  async function drawInTurn(list) {
+    const inWindow = (chart) => {
+      const box = chart.root.getBoundingClientRect();
+      return box.bottom > 0 && box.top < innerHeight;
+    };
+    const first = list.filter(inWindow);
+    first.forEach(draw);
+    for (const chart of list.filter((known) => !first.includes(known))) {
+      await new Promise((done) => setTimeout(done));
+      draw(chart);
+    }
   }
 
   function draw(chart) {
