@@ -70,7 +70,7 @@ class FlopCounter:
         delta = 3 * 2 * _state_size(config) * kinds.count("linear_attention") if "linear_attention" in kinds else 0
         forward, total = float(delta), 3.0 * delta
         for module in base.get_decoder().modules():
-            for weight in module.parameters(recurse=False) if module is not head else ():
+            for weight in module.parameters(recurse=False):
                 size = _used(module, weight, config)
                 forward += 2 * size
                 total += (6 if weight.requires_grad else 4) * size

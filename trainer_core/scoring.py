@@ -42,16 +42,16 @@ def install_scoring(model: PreTrainedModel) -> None:
     wrappers (data parallel, autocast) in charge of the whole computation. Recurrent layers learn to follow the tree. Raises
     NotImplementedError when the output layer is not a plain linear layer.
     """
-    head = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.bias is not None:
         raise NotImplementedError(
             f"the output layer of {type(model).__name__} is {type(head).__name__}; only a linear layer without bias is "
             "supported (leave lm_head out of the LoRA target modules)"
         )
     install_tree_rules(model)
-    head.pending = None  # type: ignore[assignment]
+    head.pending = None
     head.softcap = getattr(model.config.get_text_config(), SOFTCAP, None)
-    head.forward = partial(_head_forward, head)  # type: ignore[method-assign]
+    head.forward = partial(_head_forward, head)
 
 
 def _head_forward(head: Any, hidden: torch.Tensor) -> Any:

@@ -33,12 +33,12 @@ class PackItem:
     @classmethod
     def of(cls, sample: RolloutSample) -> PackItem | None:
         """None when no token of the sample is trained, so that nothing needs to be forwarded."""
-        depths = sample.completion_mask[1:].nonzero()[0]
+        depths = (sample.completion_mask[1:] != 0).nonzero()[0]  # booleans are searched several times as fast
         terms = len(depths)
         if not terms:
             return None
         first, last = int(depths[0]) + 1, int(depths[-1]) + 1
-        trained = slice(first, last + 1) if last - first == terms - 1 else depths + 1
+        trained: slice | np.ndarray = slice(first, last + 1) if last - first == terms - 1 else depths + 1
         return cls(sample, sample.input_ids[: last + 1], depths, last, terms, trained)
 
 
