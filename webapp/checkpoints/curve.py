@@ -50,7 +50,7 @@ def svg(steps: Sequence[float], values: Sequence[float], marked: int) -> str:
         anchor = "end" if x > WIDTH / 2 else "start"
         shift = -6 if x > WIDTH / 2 else 6
         parts.append(
-            f'<text x="{x + shift}" y="{TOP + 10}" text-anchor="{anchor}" fill="#c2410c">this checkpoint</text>'
+            f'<text x="{x + shift}" y="{HEIGHT - BOTTOM - 8}" text-anchor="{anchor}" fill="#c2410c">this checkpoint</text>'
         )
     if pairs:
         line = " ".join(f"{place_x(x)},{place_y(y)}" for x, y in pairs)

@@ -50,8 +50,10 @@ def rollout(request: HttpRequest, run_id: UUID, rollout_id: int) -> HttpResponse
     run, context = _page(request, run_id)
     shown = get_object_or_404(run.rollouts.select_related("attempt").defer("text"), pk=rollout_id)
     group = queries.groups(run, [shown.group_id])[0]
+    took = shown.data.get("duration_s")
     context |= {
-        "shown": shown, "group": group, "prompt": messages(shown.data.get("prompt"), "user"),
+        "shown": shown, "group": group, "took": took if isinstance(took, int | float) else None,
+        "prompt": messages(shown.data.get("prompt"), "user"),
         "completion": messages(shown.data.get("completion"), "assistant"),
         "weights": {reward.name: reward.weight for reward in run.run_spec().rewards} if run.spec else {},
         "url": request.build_absolute_uri(request.path),

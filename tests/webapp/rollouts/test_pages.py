@@ -167,6 +167,15 @@ def test_a_rollout_has_a_page_of_its_own_with_all_that_is_known(as_ada: Client, 
     assert as_ada.get(f"/runs/{run.pk}/rollouts/{rollout.pk + 999}/").status_code == 404
 
 
+def test_a_rollout_of_which_little_is_known_has_a_page(as_ada: Client, run: Run) -> None:
+    rollout = StoredRollout.objects.filter(run=run, step=3).first()
+    assert rollout is not None
+    for data in ({}, {"rewards": {}}, {"rewards": None, "duration_s": "long", "tokens": "many", "advantage": None}):
+        StoredRollout.objects.filter(pk=rollout.pk).update(data=data)
+        page_of(as_ada, run, f"{rollout.pk}/")
+        page_of(as_ada, run, step=3)
+
+
 def test_tokens_come_by_rollout_and_only_with_their_run(as_ada: Client, ada: User, run: Run) -> None:
     examples.add_tokens(run, 3)
     found = as_ada.get(f"/runs/{run.pk}/rollouts/tokens/", {"group": "3-1"}).json()["rollouts"]
