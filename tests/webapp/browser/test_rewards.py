@@ -44,7 +44,7 @@ def test_a_trial_on_stored_rollouts_draws_its_histogram(
     page.select_option("#test_run", made["run"])
     page.fill("#test_groups", "12")
     page.click("[data-testid=test-reward]")
-    expect(page.locator("[data-testid=histogram] .bar").first).to_be_visible(timeout=30_000)
+    expect(page.locator("[data-testid=histogram] .bin").first).to_be_visible(timeout=30_000)
     expect(page.locator("[data-testid=comparison]")).to_contain_text("of 96")
     expect(page.locator("[data-testid=test-values]")).to_have_count(12)
     assert page.locator("rect.old").count() == page.locator("rect.new").count() > 1
@@ -60,6 +60,6 @@ def test_any_two_versions_stand_against_each_other(web: Watched, made: dict[str,
     web.sign_in("rita", seed.PASSWORD)
     page = web.go("/rewards/lab_reward/")
     expect(page.locator("[data-testid=version-diff] h2")).to_have_text("Changes since version 2")
-    page.get_by_label("Compare version 3 with version 1").click()
+    page.get_by_role("link", name="with version 3: version 1").click()
     expect(page.locator("[data-testid=version-diff] h2")).to_have_text("Changes since version 1")
     expect(page.locator("[data-testid=version-diff] .add")).to_contain_text("/ 80")
