@@ -71,7 +71,8 @@ def score_row(
             use_cache=False,
             **wanted,
         )
-    return Scores(*output.logits, router_logits=tuple(output.router_logits) if router else ())
+    log_probs, entropy, top_log_probs = output.logits
+    return Scores(log_probs, entropy, top_log_probs, tuple(output.router_logits) if router else ())
 
 
 def _with_output_layer(model: Any) -> Any:

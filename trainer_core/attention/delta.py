@@ -53,11 +53,17 @@ def install_tree_rules(model: nn.Module) -> None:
 def _tree_aware_convolution(along_the_row: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(along_the_row)
     @torch.compiler.disable
-    def convolve(hidden: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def convolve(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
         layout: TreeLayout | None = kwargs.pop("tree_layout", None)
         if layout is None:
-            return along_the_row(hidden, weight, *args, **kwargs)
-        return tree_convolution(hidden, weight, layout, *args, activation=kwargs.get("activation"))
+            return along_the_row(hidden, weight, bias, activation=activation, **kwargs)
+        return tree_convolution(hidden, weight, layout, bias, activation)
 
     convolve.follows_tree = True  # type: ignore[attr-defined]
     return convolve
