@@ -111,7 +111,8 @@ class AsyncGRPOConfig(TrainingArguments):
             self.eval_strategy = "steps"
         if self.metric_for_best_model is not None:  # transformers writes names of evaluation metrics with an underscore
             self.metric_for_best_model = self.metric_for_best_model.replace("eval/", "eval_", 1)
-            if self.save_total_limit == 1:  # with 1 transformers deletes all but the best at the end, the newest included
+            if self.save_total_limit == 1:
+                # With 1 transformers deletes all but the best at the end, the newest included.
                 self.save_total_limit = 2
         self.remove_unused_columns = False
         if self.gradient_checkpointing and self.gradient_checkpointing_kwargs is None:

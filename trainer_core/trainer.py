@@ -23,6 +23,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, Trainer, TrainerCallback, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from trainer_core import checkpoint, distributed, distributed_checkpoint, distributed_fsdp, evaluation
@@ -112,6 +113,7 @@ class AsyncGRPOTrainer(Trainer):
             compile_layers(policy)
         if distributed_fsdp.wanted(args) and peft_config is None:
             # Whole gradients of all weights would take what sharding saves; those of an adapter are small.
+            assert isinstance(args.accelerator_config, AcceleratorConfig)  # transformers makes one of what it is given
             args.accelerator_config.gradient_accumulation_kwargs = {"sync_each_batch": True}
         super().__init__(
             model=policy,
@@ -417,10 +419,10 @@ class AsyncGRPOTrainer(Trainer):
 
         Returns the metrics by the names that transformers compares, eval_reward and so on. Only during `train`.
         """
-        if self.ranks.leads and self.sync is None:
+        if self.ranks.leads and (self.sync is None or self.worker is None):
             raise RuntimeError("evaluation needs the servers and the rollout worker, so it works only during train()")
         step = self.state.global_step
-        if self.ranks.leads:
+        if self.worker is not None:  # the leading rank has it
             found = evaluation.evaluate(self.worker, self.intake, step, self._event)
             self.ranks.give([found] * self.ranks.size)
         else:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -107,7 +108,7 @@ def sandbox_hides_environment() -> bool:
 def sandbox_level() -> str:
     """What the sandbox of reward functions is made of on this host."""
     source = "def probe(completions, **columns):\n    return [0.0 for _ in completions]\n"
-    call = {"prompts": [[]], "completions": [[]], "completion_ids": [[]]}
+    call: dict[str, Any] = {"prompts": [[]], "completions": [[]], "completion_ids": [[]]}
     return score_once(source, "probe", [call], SANDBOX_S).level
 
 

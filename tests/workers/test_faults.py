@@ -101,7 +101,9 @@ def test_a_server_that_keeps_dying_ends_the_run(studio: Studio, live: tuple[Any,
     assert run.reason.startswith("The vLLM server died again after 3 restarts: ")
 
 
-def test_a_run_whose_supervisor_was_killed_ends_with_its_reason_and_nothing_left(studio: Studio, live: tuple[Any, Any, Any]) -> None:
+def test_a_run_whose_supervisor_was_killed_ends_with_its_reason_and_nothing_left(
+    studio: Studio, live: tuple[Any, Any, Any]
+) -> None:
     run, attempt, _ = live
     studio.program(attempt, "--attempt").kill()
     wait_for_state(run, "failed", seconds=TRUTH_S)
@@ -113,7 +115,9 @@ def test_a_run_whose_supervisor_was_killed_ends_with_its_reason_and_nothing_left
     assert_resumes(studio, run)
 
 
-def test_nothing_is_left_when_every_process_of_a_run_is_killed_at_once(studio: Studio, live: tuple[Any, Any, Any]) -> None:
+def test_nothing_is_left_when_every_process_of_a_run_is_killed_at_once(
+    studio: Studio, live: tuple[Any, Any, Any]
+) -> None:
     """As the kernel does when memory runs out; nobody is left to say which shared memory was theirs."""
     run, attempt, _ = live
     for process in studio.marked(attempt):
@@ -142,7 +146,9 @@ def test_the_worker_and_the_run_goes_on(studio: Studio, live: tuple[Any, Any, An
     wait_for_end(studio, run, "stopped", seconds=TRUTH_S)
 
 
-def test_a_new_worker_ends_what_outlived_the_old_one_and_its_supervisor(studio: Studio, live: tuple[Any, Any, Any]) -> None:
+def test_a_new_worker_ends_what_outlived_the_old_one_and_its_supervisor(
+    studio: Studio, live: tuple[Any, Any, Any]
+) -> None:
     """The machine's services died together; a worker that starts again cleans up at once."""
     run, attempt, worker = live
     os.kill(worker.pid, signal.SIGKILL)

@@ -135,7 +135,7 @@ def test_a_gpu_that_is_still_used_stays_leased(studio: Studio, claimed: Any, mon
     """The driver's answer is played here; test_devices.py asks the real one on a GPU host."""
     from webapp.hosts.models import Device
     from webapp.runs.models import Attempt
-    from workers import leases, processes, reaper
+    from workers import devices, processes, reaper
 
     Device.objects.update(uuid="GPU-1", kind="gpu")
     Attempt.objects.filter(pk=claimed.pk).update(supervisor_pid=2**22 - 1, supervisor_create_time=1.0)
@@ -143,7 +143,7 @@ def test_a_gpu_that_is_still_used_stays_leased(studio: Studio, claimed: Any, mon
         [sys.executable, "-c", "import time; time.sleep(600)"], env={**studio.env, processes.MARK: str(claimed.pk)}
     )
     wait_for(lambda: processes.marked(str(claimed.pk)), "the marked process", 5)
-    monkeypatch.setattr(leases, "computing_on", lambda uuids: {uuid: [marked.pid] for uuid in uuids})
+    monkeypatch.setattr(devices, "computing_on", lambda uuids: {uuid: [marked.pid] for uuid in uuids})
     reaper.reap_host(HOST)
     assert marked.wait(5) == -9
     claimed.run.refresh_from_db()
@@ -152,6 +152,6 @@ def test_a_gpu_that_is_still_used_stays_leased(studio: Studio, claimed: Any, mon
     assert claimed.leases.count() == 1
     reaper.reap_host(HOST)
     assert claimed.leases.count() == 1
-    monkeypatch.setattr(leases, "computing_on", lambda uuids: {uuid: [] for uuid in uuids})
+    monkeypatch.setattr(devices, "computing_on", lambda uuids: {uuid: [] for uuid in uuids})
     reaper.reap_host(HOST)
     assert not claimed.leases.exists()

@@ -77,7 +77,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         return _save(request, Report(owner=_user(request)), "report.created")
     runs = Run.objects.filter(pk__in=_uuids(request.GET.getlist("run")))
-    return _editor(request, ReportForm(initial={"text": rendering.template_for(runs[: rendering.MOST_RUNS])}))
+    return _editor(request, ReportForm(initial={"text": rendering.template_for(list(runs[: rendering.MOST_RUNS]))}))
 
 
 @require_http_methods(["GET", "POST"])
