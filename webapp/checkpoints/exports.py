@@ -15,6 +15,7 @@ from webapp.secrets import services as secrets
 HUB_TOKEN = "HF_TOKEN"
 """The name of the secret that holds a person's token of the hub."""
 REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+TOKEN = re.compile(r"[\x21-\x7e]{8,200}")
 
 
 def request_merge(checkpoint: Checkpoint, actor: User) -> Export:
@@ -50,6 +51,10 @@ def request_push(checkpoint: Checkpoint, actor: User, repo: str, *, private: boo
 
 def store_token(user: User, token: str) -> None:
     """Keep a token of the hub as one of this person's secrets. Raises Refused when it can be none."""
+    if not TOKEN.fullmatch(token):
+        raise Refused(
+            f"What was given is no hub token: it has {len(token)} characters; one has 8 to 200, without spaces."
+        )
     try:
         secrets.store(user, HUB_TOKEN, token)
     except secrets.Invalid as error:

@@ -45,7 +45,7 @@ def _get_sweep(sweep_id: UUID) -> Sweep:
 
 @require_safe
 def sweep_list(request: HttpRequest) -> HttpResponse:
-    found = Sweep.objects.select_related("owner", "base").annotate(runs=Count("trials"))
+    found = Sweep.objects.select_related("owner", "base").annotate(runs=Count("trials")).order_by("-created_at")
     page = Paginator(found, A_PAGE).get_page(request.GET.get("page"))
     rows = [{"sweep": sweep, "results": results_of(sweep)} for sweep in page]
     return render(request, "sweeps/list.html", {"page": page, "rows": rows})
