@@ -20,7 +20,7 @@ GATES = ("A_log", "dt_bias")
 def gradient_limit(model: Any, name: str) -> float:
     if "linear_attention" not in (getattr(model.config.get_text_config(), "layer_types", None) or []):
         return 1e-5
-    return 1e-4 if name.endswith(GATES) else 3e-5
+    return 3e-4 if name.endswith(GATES) else 3e-5
 
 
 def alone(model: Any, sequence: Sequence[int]) -> torch.Tensor:

@@ -37,7 +37,7 @@ from trainer_core.spool import Spool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FORK = multiprocessing.get_context("fork")
-ROWS, EPOCHS, GENERATIONS, STEP_SAMPLES, SAVE_STEPS, QUEUE = 60, 3, 4, 8, 2, 24
+ROWS, EPOCHS, GENERATIONS, STEP_SAMPLES, SAVE_STEPS, QUEUE = 150, 3, 4, 8, 2, 24
 Pair = tuple[int, int]
 
 
@@ -190,6 +190,7 @@ def live_and_die(run: Run, rng: random.Random, *, kill_worker: bool) -> bool:
     full = queue_sizes()[-1] >= QUEUE
     family = psutil.Process(process.pid).children(recursive=True)
     (worker,) = psutil.Process(process.pid).children()
+    assert run.lines("spool.jsonl")[-1].get("name") != "finished", "there must be prompts left when the kill comes"
     killed = time.monotonic()
     if kill_worker:
         os.kill(worker.pid, signal.SIGKILL)

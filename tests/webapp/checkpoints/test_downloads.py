@@ -156,7 +156,7 @@ def test_only_people_who_are_signed_in_download(checkpoint: Checkpoint) -> None:
     assert Client().get("/checkpoints/999999999999999999999/files/x").status_code == 404
 
 
-@pytest.mark.parametrize("part,count", [("model", 4), ("resume", 6), ("all", 10)])
+@pytest.mark.parametrize("part,count", [("model", 6), ("resume", 6), ("all", 12)])
 def test_a_zip_is_stored_and_as_long_as_it_says(as_ada: Client, checkpoint: Checkpoint, part: str, count: int) -> None:
     answer = as_ada.get(f"/checkpoints/{checkpoint.pk}/{part}.zip")
     content = body(answer)
@@ -171,6 +171,7 @@ def test_a_zip_is_stored_and_as_long_as_it_says(as_ada: Client, checkpoint: Chec
         assert all(name.startswith(f"{folder}/") for name in names)
         if part != "resume":
             assert archive.read(f"{folder}/adapter_model.safetensors") == WEIGHTS
+            assert {f"{folder}/README.md", f"{folder}/run.yaml"} <= names
         assert (f"{folder}/optimizer.pt" in names) == (part != "model")
     assert as_ada.head(f"/checkpoints/{checkpoint.pk}/{part}.zip").headers["Content-Length"] == str(len(content))
 
