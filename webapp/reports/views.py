@@ -18,6 +18,7 @@ from webapp.accounts.permissions import Action, can, require
 from webapp.audit import log
 from webapp.reports import rendering
 from webapp.reports.models import Report
+from webapp.runs import queries
 from webapp.runs.models import Run
 
 A_PAGE = 50
@@ -76,7 +77,7 @@ def new(request: HttpRequest) -> HttpResponse:
     """A report about the runs that `run` names, which may be repeated."""
     if request.method == "POST":
         return _save(request, Report(owner=_user(request)), "report.created")
-    runs = Run.objects.filter(pk__in=_uuids(request.GET.getlist("run")))
+    runs = Run.objects.filter(pk__in=queries.run_ids(request.GET.getlist("run")))
     return _editor(request, ReportForm(initial={"text": rendering.template_for(list(runs[: rendering.MOST_RUNS]))}))
 
 
@@ -119,13 +120,3 @@ def delete(request: HttpRequest, report_id: UUID) -> HttpResponse:
         report.delete()
     messages.success(request, f"Deleted {report.title}.")
     return redirect("reports:list")
-
-
-def _uuids(texts: list[str]) -> list[UUID]:
-    found = []
-    for text in texts:
-        try:
-            found.append(UUID(text))
-        except ValueError:
-            continue
-    return found

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from django.db import connection
 from django.db.models import Count, F, FloatField, Q, QuerySet, TextField
@@ -27,6 +28,17 @@ _NEVER_NULL = ("created", "name", "state")
 """Without a word on NULL in the order PostgreSQL, too, takes the newest runs from an index."""
 
 MAX_PER_PAGE = 500
+
+
+def run_ids(texts: list[str]) -> list[UUID]:
+    """Those of the texts that can be ids of runs; others name none and are left out."""
+    found = []
+    for text in texts:
+        try:
+            found.append(UUID(text))
+        except ValueError:
+            continue
+    return found
 
 
 @dataclass(frozen=True)

@@ -116,13 +116,13 @@ def bulk(request: HttpRequest) -> HttpResponse:
     """Compare, stop, archive or delete the chosen runs; what is refused is said, the others are done."""
     action = request.POST.get("action", "")
     if action == "compare":
-        chosen = urlencode([("run", str(pk)) for pk in _uuids(request.POST.getlist("run"))])
+        chosen = urlencode([("run", str(pk)) for pk in queries.run_ids(request.POST.getlist("run"))])
         return redirect(f"{reverse('runs:compare')}?{chosen}")
     if action not in BULK:
         messages.error(request, f"There is no action {action!r:.40}; there are compare, {', '.join(BULK)}.")
         return redirect("runs:list")
     user, done = _user(request), 0
-    for run in Run.objects.filter(pk__in=_uuids(request.POST.getlist("run"))):
+    for run in Run.objects.filter(pk__in=queries.run_ids(request.POST.getlist("run"))):
         if not services.may_change(user, run):
             messages.error(request, f"{run.name}: it belongs to somebody else.")
             continue
@@ -134,16 +134,6 @@ def bulk(request: HttpRequest) -> HttpResponse:
     if done:
         messages.success(request, f"{BULK_DONE[action]} {plural(done, 'run')}.")
     return redirect("runs:list")
-
-
-def _uuids(texts: list[str]) -> list[UUID]:
-    found = []
-    for text in texts:
-        try:
-            found.append(UUID(text))
-        except ValueError:
-            continue
-    return found
 
 
 @require_safe
