@@ -139,6 +139,21 @@ class Watched:
             self.complaints.append(text)
 
 
+@dataclass
+class Drawn(Watched):
+    """A page in one colour scheme and window width. axe-core reads what is looked at in the wide one."""
+
+    width: int = 1400
+    found: list[str] = field(default_factory=list)
+
+    def look(self, name: str) -> None:
+        """The page as it is now: nothing sticks out, a picture is taken, barriers are noted."""
+        assert self.overflow() == 0, name
+        self.shoot(name)
+        if self.width > 1000:
+            self.found += [f"{name}: {barrier}" for barrier in self.barriers()]
+
+
 @pytest.fixture(scope="session")
 def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where pictures go: SCREENSHOTS, or a temporary folder."""
@@ -158,3 +173,15 @@ def web(context: BrowserContext, studio: Studio, shots: Path) -> Iterator[Watche
     watched = Watched(context.new_page(), studio, shots=shots)
     yield watched
     assert watched.complaints == []
+
+
+@pytest.fixture(params=["light-1400", "dark-1400", "light-390", "dark-390"])
+def drawn(request: pytest.FixtureRequest, chromium: Browser, studio: Studio, shots: Path) -> Iterator[Drawn]:
+    """Light and dark, desktop and phone; the test fails when a page complained or axe-core found a serious barrier."""
+    scheme, width = request.param.split("-")
+    context = chromium.new_context(color_scheme=scheme, viewport={"width": int(width), "height": 900})
+    page = Drawn(context.new_page(), studio, shots=shots / request.param, width=int(width))
+    yield page
+    context.close()
+    assert page.complaints == []
+    assert page.found == []

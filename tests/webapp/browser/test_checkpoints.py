@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.webapp import seed
-from tests.webapp.browser.conftest import Studio, Watched
+from tests.webapp.browser.conftest import Drawn, Studio, Watched
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 expect.set_options(timeout=30_000)  # other tests may hold the processor
@@ -40,26 +39,16 @@ def made(studio: Studio) -> dict[str, str]:
     return json.loads(studio.run_code(SEED))
 
 
-@pytest.mark.parametrize("scheme, width", [("light", 1400), ("dark", 1400), ("light", 390), ("dark", 390)])
-def test_the_page_draws_without_a_complaint(
-    chromium: Browser, studio: Studio, made: dict[str, str], shots: Path, scheme: str, width: int
-) -> None:
-    context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
-    web = Watched(context.new_page(), studio, shots=shots / f"{scheme}-{width}")
-    web.sign_in("cleo", seed.PASSWORD)
-    page = web.go(f"/runs/{made['run']}/checkpoints/")
+def test_the_page_draws_without_a_complaint(drawn: Drawn, made: dict[str, str]) -> None:
+    drawn.sign_in("cleo", seed.PASSWORD)
+    page = drawn.go(f"/runs/{made['run']}/checkpoints/")
     page.locator("summary", has_text="Model card").first.click()
     expect(page.locator("[data-card]").first).to_contain_text("How to load it")
     page.locator("[data-testid=share] summary").first.click()
     assert (
         page.locator(".card-preview img").first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
     )
-    web.shoot("checkpoints-made")
-    assert web.overflow() == 0
-    barriers = web.barriers() if width > 1000 else []
-    context.close()
-    assert web.complaints == []
-    assert barriers == []
+    drawn.look("checkpoints-made")
 
 
 def test_a_digest_is_read_on_demand(web: Watched, made: dict[str, str]) -> None:
