@@ -91,7 +91,8 @@ def pages(runs: dict[str, Any]) -> dict[str, str]:
         "failed": f"/runs/{runs['failed']}/", "completed": f"/runs/{runs['completed']}/", "queued": f"/runs/{runs['queued']}/",
         "starting": f"/runs/{runs['starting']}/", "draft": f"/runs/{runs['draft']}/", "rewards": "/rewards/",
         "reward": "/rewards/seeded_reward/", "write-reward": "/rewards/new/", "hosts": "/hosts/",
-        "compare": f"/runs/compare/?run={runs['running']}&run={runs['completed']}&run={runs['failed']}", "account": "/account/",
+        "compare": f"/runs/compare/?run={runs['running']}&run={runs['completed']}&run={runs['failed']}",
+        "compare-long-name-offered": f"/runs/compare/?run={runs['running']}", "account": "/account/",
         "password": "/account/password/", "people": "/account/people/",
         "webhooks": "/webhooks/", "fork": f"/runs/new/?from={runs['completed']}&checkpoint={runs['checkpoint']}",
     }  # fmt: skip
@@ -117,7 +118,7 @@ def test_every_page_draws_without_a_complaint(
         if name in ("run", "failed", "completed"):
             page.locator("#chart-reward").scroll_into_view_if_needed()  # charts are drawn when they come into view
             page.wait_for_selector("#chart-reward .main-svg")
-        if name == "compare":
+        if name.startswith("compare"):
             page.wait_for_selector("#compare .main-svg")
         if "rewards/new" in path:
             page.wait_for_selector(".cm-editor")
