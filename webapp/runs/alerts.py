@@ -13,6 +13,7 @@ from statistics import fmean
 
 from django.db import transaction
 
+from webapp.hosts.placement import gpu_of
 from webapp.runs import diagnosis
 from webapp.runs.lifecycle import record
 from webapp.runs.models import Attempt, Event, Run, State
@@ -62,9 +63,9 @@ def look_at(run: Run) -> None:
     attempt = run.current_attempt
     if attempt is None or run.state != State.RUNNING:
         return
-    gpus = run.series.filter(attempt=attempt, name__startswith=GPU, name__endswith="/util").values_list(
-        "name", flat=True
-    )
+    held = {gpu_of(uuid) for uuid in attempt.leases.values_list("device__uuid", flat=True)}
+    # The trainer reports every GPU of its host; those of others, or of nobody, are none of this run's business.
+    gpus = [f"{GPU}{uuid}/util" for uuid in sorted(held)]
     update(attempt, check(diagnosis.facts_of(run, (*METRICS, *gpus))))
 
 
@@ -120,8 +121,8 @@ def _dropped(facts: diagnosis.Facts) -> Alert | None:
     total, used = _last(facts, "sample/dropped_stale_total"), _last(facts, "batch/samples_per_step")
     if not total or not used:
         return None
-    dropped = total[-1] - total[0]
-    share = dropped / max(dropped + sum(used[1:]), 1)
+    dropped = sum(total)  # each value counts the samples of one step only
+    share = dropped / max(dropped + sum(used), 1)
     if share <= DROPPED:
         return None
     knob = "rollout.max_concurrent_rollouts: lower; or rollout.max_staleness: higher"

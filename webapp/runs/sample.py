@@ -36,7 +36,7 @@ def sample_spec() -> RunSpec:
             "rewards": [{"name": "last_number_match"}],
             "rollout": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.0, "max_staleness": 1},
             "training": {
-                "max_steps": 24,
+                "max_steps": 20,
                 "learning_rate": 2e-4,
                 "per_device_train_batch_size": 64,
                 "gradient_accumulation_steps": 1,

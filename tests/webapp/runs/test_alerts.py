@@ -6,11 +6,15 @@ import math
 from datetime import timedelta
 from typing import Any
 
+import orjson
 import pytest
 from django.utils import timezone
 
 from tests.webapp import seed
+from trainer_core.metrics import MetricBuffer
 from webapp.accounts.models import User
+from webapp.hosts.models import Device, Lease
+from webapp.hosts.placement import slot_uuid
 from webapp.metrics.overview import CHARTS
 from webapp.metrics.store import ship_spool
 from webapp.runs import alerts
@@ -44,7 +48,7 @@ def test_a_healthy_run_raises_none() -> None:
     [
         (facts(**{"sample/staleness_max": 2}), "staleness_at_limit", "as they may be (2 updates) in 100%"),
         (facts(**{"sample/staleness_max": [1] * 12 + [2] * 8}), "staleness_at_limit", "in 80%"),
-        (facts(**{"sample/dropped_stale_total": [32.0 * i for i in range(WINDOW)]}), "drop_rate", "33% of the samples"),
+        (facts(**{"sample/dropped_stale_total": 32}), "drop_rate", "33% of the samples"),
         (facts(frac_reward_zero_std=0.9), "zero_variance", "90% of the groups"),
         (facts(reward=0.25, reward_std=0.0, frac_reward_zero_std=1.0), "all_rewards_equal", "equal (0.25)"),
         (facts(**{"sampling/mismatch_kl": [0.01] * 15 + [0.5] * 5}), "mismatch_rising", "from 0.01 to 0.5 nats"),
@@ -61,6 +65,24 @@ def test_a_trouble_raises_its_alert(given: Facts, rule: str, words: str) -> None
     assert alert.knob
     assert alert.charts
     assert set(alert.charts) <= CHART_KEYS
+
+
+def reported(steps: int, dropped: int, trained: int) -> dict[str, Any]:
+    """What a trainer writes that in each step leaves out `dropped` samples and trains on `trained`."""
+    buffer, lines = MetricBuffer(), []
+    for _ in range(steps):
+        for stale in [True] * dropped + [False] * trained:
+            buffer.add("sample/dropped_stale_total", float(stale))
+        buffer.add("batch/samples_per_step", trained)
+        lines.append(buffer.flush())
+    return {name: [line[name] for line in lines] for name in lines[0]}
+
+
+@pytest.mark.parametrize(("dropped", "words"), [(40, "38% of the samples"), (16, None), (0, None)])
+def test_the_drop_rate_is_that_of_the_last_steps(dropped: int, words: str | None) -> None:
+    found = {alert.rule: alert.sentence for alert in check(facts(**reported(WINDOW, dropped, 64)))}
+    assert set(found) == ({"drop_rate"} if words else set())
+    assert words is None or words in found["drop_rate"]
 
 
 def test_few_steps_raise_nothing_yet() -> None:
@@ -111,6 +133,28 @@ def test_no_step_within_five_times_the_median_raises_an_alert_from_what_the_run_
     ship_spool(attempt, len(lines), more.encode())
     alerts.look_at(run)
     assert names(run) == ["alert:stalled", "alert_over:stalled"]
+
+
+@pytest.mark.django_db
+def test_only_gpus_that_the_run_holds_can_be_idle(attempt: Attempt) -> None:
+    mine, other = (
+        Device.objects.create(host=seed.make_host(), uuid=f"GPU-{name}", kind="gpu", name="H200") for name in "ab"
+    )
+    Lease.objects.create(device=mine, attempt=attempt, purpose="both")
+    begin = timezone.now().timestamp() - 150
+    lines = b""
+    for step in range(1, 16):
+        values = {"loss": 0.0, "reward": step / 20, "system/gpu/GPU-a/util": 90, "system/gpu/GPU-b/util": 0}
+        lines += orjson.dumps({"v": 1, "kind": "metrics", "t": begin + 10 * step, "step": step, "values": values}) + b"\n"
+    ship_spool(attempt, 0, lines)
+    run = Run.objects.get(pk=attempt.run_id)
+    alerts.look_at(run)
+    assert names(run) == []
+    Device.objects.filter(pk=other.pk).update(uuid="GPU-c")
+    Device.objects.filter(pk=mine.pk).update(uuid=slot_uuid("GPU-b", 2))  # a slot of the GPU that does nothing
+    alerts.look_at(run)
+    assert names(run) == ["alert:gpu_idle"]
+    assert "does nothing: GPU-b." in run.events.get(name="alert:gpu_idle").text
 
 
 @pytest.mark.django_db
