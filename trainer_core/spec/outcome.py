@@ -1,0 +1,45 @@
+"""What comes of a run: evaluations and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer_core.spec.section import ADVANCED, Section
+
+
+class EvaluationSpec(Section):
+    """How the model does on prompts that it is not trained on. Training waits while the server answers them."""
+
+    every_steps: int | None = Field(
+        None, ge=1, title="Evaluate every (steps)", description="Optimizer steps between two evaluations; empty: none."
+    )
+    source: str = Field(
+        "", title="Evaluation dataset",
+        description="As the dataset of training; empty: the same reasoning-gym task with the seed below.",
+    )  # fmt: skip
+    split: str = Field("test", title="Split", description="Split of a hub dataset.", json_schema_extra=ADVANCED)
+    size: int = Field(50, ge=1, title="Generated rows", description="How many rows a reasoning-gym generator makes.")
+    seed: int = Field(4242, title="Evaluation seed", description="Seed of the generator; differs from the data seed.")
+    num_generations: int = Field(
+        1,
+        ge=1,
+        le=512,
+        title="Rollouts per prompt",
+        description="k of pass@k, the share of prompts solved at least once.",
+    )
+
+
+class CheckpointSpec(Section):
+    """What is kept."""
+
+    keep_best_by: Literal["eval/reward", "eval/pass@1", "eval/pass@k"] | None = Field(
+        None, title="Keep the best by", description="The checkpoint with the best value of this evaluation metric is saved "
+        "when it is found, and kept beside the newest ones; empty: none.")  # fmt: skip
+
+    save_steps: int = Field(50, ge=1, title="Save every (steps)", description="A checkpoint each this many steps, and "
+                            "at the end.")  # fmt: skip
+    save_total_limit: int | None = Field(
+        None, ge=1, title="Keep at most", description="Older checkpoints are deleted; empty keeps all."
+    )

@@ -1,0 +1,54 @@
+"""The server that generates, and the devices of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainer_core.spec.section import ADVANCED, Dtype, Section
+
+
+class ServerSpec(Section):
+    """The vLLM server that generates."""
+
+    max_model_len: int = Field(
+        4096, ge=16, title="Context length", description="Prompt and completion together, in tokens."
+    )
+    dtype: Dtype = Field("bfloat16", title="Server dtype", description="Precision the server generates in.")
+    kv_cache_gib: float | None = Field(
+        None, gt=0, title="KV cache (GiB)", description="Size of the KV cache; empty: a share of the device's memory "
+        "on a GPU, 1 GiB on a CPU.", json_schema_extra=ADVANCED)  # fmt: skip
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, title="GPU memory share", description="Share of the GPU (of its slot, where runs share a GPU) the "
+        "server may take.",
+        json_schema_extra=ADVANCED)  # fmt: skip
+    max_num_seqs: int | None = Field(
+        None, ge=1, title="Max sequences in a batch", description="Empty: vLLM's default.", json_schema_extra=ADVANCED
+    )
+    enforce_eager: bool = Field(False, title="Eager mode", description="Start faster, generate slower. Always on for "
+                                "a CPU.", json_schema_extra=ADVANCED)  # fmt: skip
+    startup_timeout: float = Field(
+        600.0, gt=0, title="Start-up timeout (s)", description="How long the server may take to be ready.",
+        json_schema_extra=ADVANCED)  # fmt: skip
+    max_restarts: int = Field(3, ge=0, title="Restarts", description="How often a server that died is started again "
+                              "in one attempt.", json_schema_extra=ADVANCED)  # fmt: skip
+
+
+class ResourceSpec(Section):
+    """Devices of the run. On a host without a GPU one CPU slot is taken instead."""
+
+    rollout_gpus: int = Field(1, ge=1, le=64, title="Rollout GPUs", description="GPUs of the vLLM server.")
+    trainer_gpus: int = Field(
+        1,
+        ge=1,
+        le=64,
+        title="Trainer GPUs",
+        description="GPUs of the trainer, one process each; the model is sharded over them.",
+    )
+    cpu_ranks: int = Field(
+        1,
+        ge=1,
+        le=8,
+        title="Trainer processes on a CPU",
+        json_schema_extra=ADVANCED,
+        description="Only for trying out several trainer processes on a host without a GPU, where GPU counts mean nothing.",
+    )
