@@ -70,7 +70,8 @@ def under_load(url: str, owner: Any, runs: int, clients: int, seconds: float) ->
     while not complaints.empty():
         load.failures.append(complaints.get())
     load.failures += [f"a supervisor ended with {each.exitcode}" for each in supervisors if each.exitcode != 0]
-    load.points = sum(len((attempt.folder / "spool.jsonl").read_bytes().splitlines()) * METRICS for attempt in attempts)
+    spools = [attempt.folder / "spool.jsonl" for attempt in attempts]
+    load.points = sum(len(spool.read_bytes().splitlines()) * METRICS for spool in spools if spool.exists())
     load.stored = sum(Series.objects.filter(attempt__in=attempts).values_list("points", flat=True))
     return load
 
