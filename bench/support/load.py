@@ -44,6 +44,7 @@ def under_load(url: str, owner: Any, runs: int, clients: int, seconds: float) ->
     from webapp.metrics.models import Series
     from webapp.runs.models import Attempt, Run, State
 
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     attempts = []
     for index in range(runs):
         run = Run.objects.create(name=f"run {index}", owner=owner, spec={}, state=State.RUNNING)
@@ -56,7 +57,6 @@ def under_load(url: str, owner: Any, runs: int, clients: int, seconds: float) ->
         for page in PAGES:  # templates are compiled once in a server's life
             client.get(page.format(run=ids[0])).raise_for_status()
     connections.close_all()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     context = multiprocessing.get_context("fork")
     complaints = context.SimpleQueue()
     until = time.monotonic() + seconds
