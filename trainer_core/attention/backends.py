@@ -1,11 +1,13 @@
 """The attention backends, and the choice among them.
 
-One that cannot be had (its package is not installed, the hub cannot be reached) is passed over; SDPA is always there.
+One that cannot be had (its package is not installed, the hub cannot be reached, its first try fails) is passed over; SDPA
+is always there.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,15 +19,14 @@ from trainer_core.attention.kernels import (
     FlashAttention3,
     FlashAttention4,
     Kernel,
-    ScoreRule,
     TorchVarlen,
     load_hub_kernel,
 )
-from trainer_core.attention.layout import TreeLayout
 from trainer_core.attention.merged import flash_tree_attention
+from trainer_core.attention.probe import Attend, flaw
 from trainer_core.attention.sdpa import sdpa_tree_attention
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TreeLayout, ScoreRule], torch.Tensor]
+logger = logging.getLogger(__name__)
 
 # Kernels that work on parts of a tree and are merged; they compute in 16 bits.
 KERNELS: dict[str, Callable[[], Kernel]] = {
@@ -37,6 +38,8 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
 WHOLE: dict[str, Attend] = {"flex": flex_tree_attention, "sdpa": sdpa_tree_attention}
 BACKENDS = (*KERNELS, *WHOLE)
 SOFTCAP = {"fa3-hub", "fa4-hub", "fa4", *WHOLE}
+TRIED_FIRST = {"fa3-hub", "fa4-hub"}
+"""Kernels in whatever build the hub has today; the others are pinned, and tests on GPUs compare them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ def choose_backend(
     hardware = Hardware.of(device)
     able = preferences(hardware, dtype)
     if override is None:
-        return next(name for name in able if (name in SOFTCAP or not softcap) and _available(name))
+        return next(
+            name for name in able if (name in SOFTCAP or not softcap) and not _missing(name, device, dtype, softcap)
+        )
     if override not in BACKENDS:
         raise ValueError(f"attention backend {override!r} does not exist; there are {', '.join(BACKENDS)}")
     if softcap and override not in SOFTCAP:
@@ -108,9 +113,14 @@ def attend(name: str) -> Attend:
         raise ValueError(f"attention backend {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def _available(name: str) -> bool:
+@cache
+def _missing(name: str, device: torch.device, dtype: torch.dtype, softcap: bool) -> str:
+    """Why a backend can't be chosen; empty when it can. One that is there but doesn't work is worth a line in the log."""
     try:
-        attend(name)
-    except ValueError:
-        return False
-    return True
+        found = attend(name)
+    except ValueError as error:
+        return str(error)
+    reason = flaw(found, device, dtype, softcap) if name in TRIED_FIRST else ""
+    if reason:
+        logger.warning("attention backend %s is passed over: %s", name, reason)
+    return reason

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer_core.attention.reference_kernel import ReferenceKernel
 from trainer_core.attention import backends
 from trainer_core.attention.backends import Hardware, choose_backend
+from trainer_core.attention.kernels import Operands, Pair, Triple
+from trainer_core.attention.probe import flaw
 
 HOPPER = Hardware("cuda", "NVIDIA H200", (9, 0))
 BLACKWELL = Hardware("cuda", "NVIDIA B200", (10, 0))
@@ -21,8 +25,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Pretend to be on some hardware where only some kernels can be loaded."""
-    backends.attend.cache_clear()
+    """Pretend to be on some hardware where only some kernels can be loaded, each of which passes its first try."""
+    forget()
+    monkeypatch.setattr(backends, "flaw", lambda *_arguments: "")
 
     def pretend(hardware: Hardware, *loadable: str) -> None:
         def missing() -> Any:
@@ -33,7 +38,12 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             monkeypatch.setitem(backends.KERNELS, name, object if name in loadable else missing)  # type: ignore[arg-type]
 
     yield pretend
+    forget()
+
+
+def forget() -> None:
     backends.attend.cache_clear()
+    backends._missing.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -72,3 +82,61 @@ def test_refusals(on: Any) -> None:
     on(Hardware("cpu", "cpu"), "varlen")
     with pytest.raises(ValueError, match="'varlen' needs a GPU; on cpu use flex or sdpa"):
         choose_backend(CPU, torch.bfloat16, override="varlen")
+
+
+class Half(ReferenceKernel):
+    """Takes and gives 16 bits, as a kernel does, and computes in float32."""
+
+    def forward(self, on: Operands) -> Pair:
+        out, lse = super().forward(_exact(on))
+        return out.to(on.q.dtype), lse
+
+    def backward(self, on: Operands, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Triple:
+        dq, dk, dv = super().backward(_exact(on), grad.float(), out.float(), lse)
+        return dq.to(on.q.dtype), dk.to(on.q.dtype), dv.to(on.q.dtype)
+
+
+def _exact(on: Operands) -> Operands:
+    return replace(on, q=on.q.float(), k=on.k.float(), v=on.v.float())
+
+
+class Outdated(Half):
+    """A build whose function has other parameters."""
+
+    def forward(self, on: Operands) -> Pair:
+        raise TypeError("_flash_attn_forward() got an unexpected keyword argument 'window_size'")
+
+
+class Swapped(Half):
+    """A build that returns the gradients in another order."""
+
+    def backward(self, on: Operands, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Triple:
+        dq, dk, dv = super().backward(on, grad, out, lse)
+        return dq, dv, dk
+
+
+class Forgetful(Half):
+    """A build that does not know the window."""
+
+    def forward(self, on: Operands) -> Pair:
+        return super().forward(replace(on, rule=replace(on.rule, window=None)))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "chosen", "said"),
+    [
+        (Half, "fa3-hub", ""),
+        (Outdated, "varlen", "it raised TypeError: _flash_attn_forward() got an unexpected keyword argument"),
+        (Swapped, "varlen", "its gradient of k is off by"),
+        (Forgetful, "varlen", "its output is off by"),
+    ],
+)
+def test_a_hub_kernel_that_does_not_work_here_is_passed_over(
+    on: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernel: Any, chosen: str, said: str
+) -> None:
+    on(HOPPER, "varlen")
+    monkeypatch.setitem(backends.KERNELS, "fa3-hub", kernel)
+    monkeypatch.setattr(backends, "flaw", flaw)
+    assert choose_backend(CPU, torch.bfloat16) == chosen
+    assert said in caplog.text
+    assert choose_backend(CPU, torch.bfloat16, softcap=True) == ("fa3-hub" if kernel is Half else "flex")
