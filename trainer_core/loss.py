@@ -78,7 +78,8 @@ def policy_loss(
     - cispo: -sg(min(r, 1+ε_high))·A·log p (arXiv 2506.13585);
     - gspo: as dapo with r replaced by the sample's geometric mean ratio (arXiv 2507.18071).
 
-    Tokens with r outside [clip_min, clip_max] leave the loss but stay in the normaliser. The load-balancing loss of a model
+    Tokens with r outside [clip_min, clip_max] leave the loss but stay in the normaliser; in gspo they count in the sample's
+    ratio, as its value is defined, but get no gradient through it. The load-balancing loss of a model
     with experts is added, each row's by its share of the step's forwarded tokens.
     """
     advantages = inputs.advantages[inputs.sample_index]
@@ -86,7 +87,8 @@ def policy_loss(
     token_ratio = log_ratio.exp()
     kept = in_bounds(token_ratio.detach(), settings)
     if settings.loss_type == "gspo":
-        ratio = sample_means(log_ratio, inputs).exp()[inputs.sample_index]
+        trusted = torch.where(kept, log_ratio, log_ratio.detach())
+        ratio = sample_means(trusted, inputs).exp()[inputs.sample_index]
     else:
         ratio = token_ratio
     low, high = 1 - settings.epsilon, 1 + settings.epsilon_high

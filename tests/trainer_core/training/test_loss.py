@@ -54,6 +54,7 @@ def reference(inputs: LossInputs, s: LossSettings, totals: StepTotals) -> tuple[
     for t, (p, q) in enumerate(zip(lp, old, strict=True)):
         a = advantages[index[t]]
         mine = [u for u in range(len(lp)) if index[u] == index[t]]
+        trusted = [u for u in mine if s.clip_min <= math.exp(lp[u] - old[u]) <= s.clip_max]
         r = math.exp(p - q)
         weight = {
             "dapo": 1 / totals.terms, "bnpo": 1 / totals.terms, "cispo": 1 / totals.terms,
@@ -71,7 +72,7 @@ def reference(inputs: LossInputs, s: LossSettings, totals: StepTotals) -> tuple[
                 clipped = min(max(r, 1 - s.epsilon), 1 + s.epsilon_high)
                 loss -= weight * min(r * a, clipped * a)
                 if r * a <= clipped * a:
-                    for u in mine if s.loss_type == "gspo" else [t]:
+                    for u in trusted if s.loss_type == "gspo" else [t]:
                         gradient[u] -= weight * r * a * (1 / len(mine) if s.loss_type == "gspo" else 1)
         x = inputs.ref_log_probs.tolist()[t] - p
         loss += weight * s.beta * (math.exp(x) - x - 1)
