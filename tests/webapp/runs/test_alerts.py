@@ -137,7 +137,7 @@ def test_no_step_within_five_times_the_median_raises_an_alert_from_what_the_run_
 
 @pytest.mark.django_db
 def test_only_gpus_that_the_run_holds_can_be_idle(attempt: Attempt) -> None:
-    mine, other = (
+    mine, _ = (
         Device.objects.create(host=seed.make_host(), uuid=f"GPU-{name}", kind="gpu", name="H200") for name in "ab"
     )
     Lease.objects.create(device=mine, attempt=attempt, purpose="both")
@@ -145,12 +145,12 @@ def test_only_gpus_that_the_run_holds_can_be_idle(attempt: Attempt) -> None:
     lines = b""
     for step in range(1, 16):
         values = {"loss": 0.0, "reward": step / 20, "system/gpu/GPU-a/util": 90, "system/gpu/GPU-b/util": 0}
-        lines += orjson.dumps({"v": 1, "kind": "metrics", "t": begin + 10 * step, "step": step, "values": values}) + b"\n"
+        line = {"v": 1, "kind": "metrics", "t": begin + 10 * step, "step": step, "values": values}
+        lines += orjson.dumps(line) + b"\n"
     ship_spool(attempt, 0, lines)
     run = Run.objects.get(pk=attempt.run_id)
     alerts.look_at(run)
     assert names(run) == []
-    Device.objects.filter(pk=other.pk).update(uuid="GPU-c")
     Device.objects.filter(pk=mine.pk).update(uuid=slot_uuid("GPU-b", 2))  # a slot of the GPU that does nothing
     alerts.look_at(run)
     assert names(run) == ["alert:gpu_idle"]
