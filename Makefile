@@ -1,13 +1,17 @@
 # make run   the studio: web, workers, broker, and a sample run on an empty database; Ctrl-C stops all of it
+# make worker  a worker alone, on a further machine (docs/hosts.md)
 # make test  linters, types, and every test this machine can run
 # make demo  the sample run without a browser: reward must rise, the adapter must download and load
 # make bench measured beside peers, in one run
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test demo bench setup lint lock
+.PHONY: run worker test demo bench setup lint lock
 run: setup
 	@$(BIN)/python scripts/studio.py
+
+worker: setup
+	@$(BIN)/python scripts/studio.py --worker
 
 setup:
 	@$(PYTHON) scripts/setup.py

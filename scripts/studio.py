@@ -4,8 +4,9 @@ One log stream, each line tagged with its process; the same lines are kept in OF
 started again. Ctrl-C stops everything that was started, running runs included (they save a checkpoint first); a second
 Ctrl-C does not wait. Nothing is left behind.
 
-usage: studio.py [--no-sample]
+usage: studio.py [--no-sample | --worker]
     OFFBEAT_PORT (8000), OFFBEAT_BIND (127.0.0.1), and what webapp/settings.py lists
+    --worker starts a worker alone, for a further machine (docs/hosts.md)
 """
 
 from __future__ import annotations
@@ -143,8 +144,11 @@ def stop_with(sentence: str) -> None:
 
 
 class Studio:
-    def __init__(self, sample: bool) -> None:
-        self.sample = sample
+    """All of it, or with `worker_only` the part that a further machine runs."""
+
+    def __init__(self, sample: bool, worker_only: bool = False) -> None:
+        self.sample = sample and not worker_only
+        self.worker_only = worker_only
         self.owns_home = False
         self.bind = os.environ.get("OFFBEAT_BIND", "127.0.0.1")
         self.port = self._port()
@@ -165,7 +169,11 @@ class Studio:
             "worker", [*celery, "worker", "--pool", "threads", "-c", "4", "-Q", queues, "-l", "warning"]
         )
         self.beat = Process("beat", [*celery, "beat", "-s", schedule, "--pidfile", "", "-l", "warning"])
-        self.processes = [*([self.broker] if self.own_broker else []), self.web, self.worker, self.beat]
+        # What carries the mark in its environment is ours. A worker alone may share its home with a studio, over a file system.
+        self.mark = f"{settings.HOME}#{self.host_name}" if worker_only else str(settings.HOME)
+        self.processes = [self.worker]
+        if not worker_only:
+            self.processes = [*([self.broker] if self.own_broker else []), self.web, self.worker, self.beat]
 
     def run(self) -> None:
         for folder in ("logs", "runs", "valkey"):
@@ -173,7 +181,18 @@ class Studio:
         settings.BROKER_SOCKET.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         start = time.monotonic()
         say("studio", f"Everything that is not code is in {settings.HOME}")
+        if self.worker_only:
+            self._check_shared()
         self._claim_home()
+        if self.worker_only:
+            self._manage("migrate", "--check", what="the database answers, and its tables are those of this version")
+            self.worker.start()
+            say("studio", f"Ready in {time.monotonic() - start:.0f} s: {self.host_name} takes runs")
+        else:
+            self._start_all(start)
+        self._watch()
+
+    def _start_all(self, start: float) -> None:
         self._check_port()
         self._manage("migrate", "--verbosity", "0", what="database ready")
         if self.bind not in ("127.0.0.1", "localhost", "::1"):
@@ -187,7 +206,6 @@ class Studio:
         say("studio", f"Ready in {time.monotonic() - start:.0f} s: http://{self._shown_host()}:{self.port}")
         for line in password.splitlines():
             say("studio", line)
-        self._watch()
 
     def _watch(self) -> None:
         """Keep the processes alive; meanwhile make the built-in model and launch the sample run once."""
@@ -211,8 +229,8 @@ class Studio:
     def stop(self) -> None:
         """Stop all that was started, in the order that loses nothing: callers first, then runs, then the broker."""
         say("studio", "Stopping (Ctrl-C again to stop at once)")
-        self.web.terminate()
-        self.beat.terminate()
+        for process in (self.web, self.beat):
+            process.terminate()
         self._stop_runs(seconds=90)
         self.worker.terminate()
         for process in (self.web, self.beat, self.worker):
@@ -246,7 +264,7 @@ class Studio:
         mine = []
         for process in psutil.process_iter():
             try:
-                if process.pid != os.getpid() and process.environ().get("OFFBEAT_STUDIO") == str(settings.HOME):
+                if process.pid != os.getpid() and process.environ().get("OFFBEAT_STUDIO") == self.mark:
                     mine.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue
@@ -254,20 +272,31 @@ class Studio:
 
     def _claim_home(self) -> None:
         """One studio per home: the lock goes with the process, however it ends. From here on, what carries the mark is ours."""
-        self._lock = open(settings.HOME / "studio.lock", "w")  # noqa: SIM115  held until the process ends
+        name = f"worker-{self.host_name}.lock" if self.worker_only else "studio.lock"
+        self._lock = open(settings.HOME / name, "w")  # noqa: SIM115  held until the process ends
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             stop_with(
-                f"A studio already runs on {settings.HOME}; stop it first, or set OFFBEAT_HOME to another folder."
+                f"A {'worker' if self.worker_only else 'studio'} already runs on {settings.HOME}; stop it first, or set "
+                "OFFBEAT_HOME to another folder."
             )
-        os.environ["OFFBEAT_STUDIO"] = str(settings.HOME)
+        os.environ["OFFBEAT_STUDIO"] = self.mark
         os.environ["OFFBEAT_HOME"] = str(settings.HOME)
         # Celery changes its process titles, which would otherwise overwrite the environment in /proc, and the mark.
         os.environ["SPT_NOENV"] = "1"
         self.owns_home = True
         # A studio that was killed leaves its runs going, and they go on; of its other processes none may stay.
         self._kill([process for process in self._ours() if not _belongs_to_run(process)])
+
+    def _check_shared(self) -> None:
+        """A worker alone works for a studio elsewhere: both must name the same database and broker."""
+        missing = [name for name in ("DATABASE_URL", "CELERY_BROKER_URL") if not os.environ.get(name)]
+        if missing:
+            stop_with(
+                f"{' and '.join(missing)} must be set: a worker on another machine needs the studio's PostgreSQL "
+                "(postgresql://...) and broker (redis://...). docs/hosts.md has an example."
+            )
 
     def _check_port(self) -> None:
         with socket.socket() as probe:
@@ -351,14 +380,16 @@ def _on_signal(number: int, frame: object) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--no-sample", action="store_true", help="do not launch the sample run on an empty database")
+    alone = parser.add_mutually_exclusive_group()
+    alone.add_argument("--no-sample", action="store_true", help="do not launch the sample run on an empty database")
+    alone.add_argument("--worker", action="store_true", help="a worker alone, for a studio that runs elsewhere")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, _on_signal)
     signal.signal(signal.SIGTERM, _on_signal)
     studio: Studio | None = None
     code = 0
     try:
-        studio = Studio(sample=not arguments.no_sample)
+        studio = Studio(sample=not arguments.no_sample, worker_only=arguments.worker)
         studio.run()
     except Stopping as stopping:
         code = stopping.code

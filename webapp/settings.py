@@ -7,6 +7,13 @@ CELERY_BROKER_URL     redis://... (default: the Valkey that `make run` starts, o
 OFFBEAT_ALLOWED_HOSTS host names, separated by commas (default: this machine only)
 OFFBEAT_WEBHOOK_HOSTS host names that webhooks may call though they are inside this network
 OFFBEAT_HTTPS         1 when served behind TLS: cookies are then marked secure
+OFFBEAT_BIND          address that `make run` listens on (default: 127.0.0.1)
+OFFBEAT_PORT          its port (default: 8000)
+OFFBEAT_HOST          name and queue of this host (default: the machine's host name)
+OFFBEAT_GPU_SLOTS     runs that may share one GPU of this host (default: 1)
+OFFBEAT_CPU_SLOTS     runs at once on this host if it has no GPU (default: 1)
+OFFBEAT_TOOL_MODULES  Python modules with tools and environments for agents, separated by commas (docs/customising.md)
+OFFBEAT_TORCH_THREADS threads of the trainer on a CPU (default: 1, since the server needs the cores)
 """
 
 from __future__ import annotations

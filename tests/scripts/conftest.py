@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class RunningStudio:
     """A studio in the foreground of a process of its own. `password` is what it printed for the first account."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, environment: dict[str, str] | None = None) -> None:
         self.home = home
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -33,6 +33,7 @@ class RunningStudio:
         self.environment = {
             **{name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "CELERY_BROKER_URL")},
             "OFFBEAT_HOME": str(home), "OFFBEAT_PORT": str(self.port), "HF_HUB_OFFLINE": "1",
+            **(environment or {}),
         }  # fmt: skip
         self.process = self.start()
 
