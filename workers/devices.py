@@ -7,10 +7,11 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
+from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
@@ -18,8 +19,8 @@ from webapp.hosts.models import Device, Host
 from webapp.hosts.placement import gpu_of, slot_uuid
 from workers import processes
 
+from workers.gauges import MIB, GpuUse, gpu_use, host_use
 logger = logging.getLogger(__name__)
-MIB = 2**20
 GPU_SLOTS, CPU_SLOTS = "OFFBEAT_GPU_SLOTS", "OFFBEAT_CPU_SLOTS"
 """Environment variables of a worker: how many runs may share a GPU of its host, or the processor of one without GPUs."""
 MOST_SLOTS = 64
@@ -39,6 +40,7 @@ class Found:
     name: str
     memory_mib: int
 
+    use: GpuUse = GpuUse()
 
 def host_name() -> str:
     return os.environ.get("OFFBEAT_HOST") or socket.gethostname()
@@ -91,7 +93,7 @@ def _gpu(nvml: Any, index: int) -> Found:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB
     return Found(
-        nvml.nvmlDeviceGetUUID(handle), Device.Kind.GPU, index, nvml.nvmlDeviceGetName(handle), memory
+        nvml.nvmlDeviceGetUUID(handle), Device.Kind.GPU, index, nvml.nvmlDeviceGetName(handle), memory, gpu_use(nvml, handle)
     )  # fmt: skip
 
 
@@ -146,7 +148,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def register_host(name: str) -> Host:
-    """Write this host, its devices and the moment (of the database's clock) into the database."""
+    """Write this host, its devices, their use and the moment (of the database's clock) into the database."""
     found = discover(name)
     with transaction.atomic():
         host, _ = Host.objects.update_or_create(
@@ -155,6 +157,7 @@ def register_host(name: str) -> Host:
                 "cpu_count": psutil.cpu_count() or 1,
                 "memory_mib": psutil.virtual_memory().total // MIB,
                 "last_seen_at": Now(),
+                **asdict(host_use(settings.RUNS_DIR)),
             },
         )
         for device in found:
@@ -162,7 +165,7 @@ def register_host(name: str) -> Host:
                 uuid=device.uuid,
                 defaults={
                     "host": host, "kind": device.kind, "index": device.index, "name": device.name,
-                    "memory_mib": device.memory_mib, "present": True,
+                    "memory_mib": device.memory_mib, "present": True, **asdict(device.use),
                 },
             )  # fmt: skip
         host.devices.exclude(uuid__in=[device.uuid for device in found]).filter(present=True).update(present=False)

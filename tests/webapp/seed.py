@@ -30,8 +30,11 @@ def make_user(name: str = "ada", **fields: Any) -> User:
 
 def make_host(name: str = "workbench") -> Host:
     host, _ = Host.objects.get_or_create(
-        name=name, defaults={"cpu_count": 2, "memory_mib": 24_000, "last_seen_at": timezone.now()}
-    )
+        name=name, defaults={
+            "cpu_count": 2, "memory_mib": 24_000, "last_seen_at": timezone.now(), "load": 1.4, "memory_free_mib": 9_300,
+            "disk_mib": 480_000, "disk_free_mib": 31_000,
+        }
+    )  # fmt: skip
     Device.objects.get_or_create(
         uuid=f"cpu:{name}", defaults={"host": host, "kind": "cpu", "name": "CPU slot of 2 cores", "memory_mib": 24_000}
     )

@@ -74,11 +74,20 @@ class Driver:
     def __init__(self, count: int) -> None:
         self.count = count
 
+    def power(self, handle: int) -> int:
+        """In milliwatts; the second GPU does not tell."""
+        if handle == 1:
+            raise self.NVMLError("not supported")
+        return 512_400
+
     def __getattr__(self, name: str) -> object:
         answers = {
             "nvmlDeviceGetCount": lambda: self.count, "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}", "nvmlDeviceGetName": lambda handle: "H200",
-            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=140 * 2**30),
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=140 * 2**30, used=(3 + handle) * 2**30),
+            "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=40 + handle),
+            "nvmlDeviceGetTemperature": lambda handle, sensor: 60 + handle, "NVML_TEMPERATURE_GPU": 0,
+            "nvmlDeviceGetPowerUsage": self.power,
         }  # fmt: skip
         return answers[name]
 
@@ -102,6 +111,27 @@ def test_gpus_are_cut_into_slots(monkeypatch: pytest.MonkeyPatch, count: int, wa
     assert sum(slot.memory_mib for slot in found) == pytest.approx(count * 140 * 1024, abs=len(found))
     if len(found) > count:
         assert found[1].name == f"H200, slot 2 of {len(found) // count}"
+
+
+def test_a_host_reports_how_busy_it_and_its_gpus_are(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    from webapp.hosts.models import Device
+    from workers import devices
+
+    monkeypatch.setattr(devices, "_nvml", lambda: nullcontext(Driver(2)))
+    monkeypatch.setenv("OFFBEAT_GPU_SLOTS", "2")
+    host = devices.register_host(HOST)
+    told = Device.objects.order_by("uuid").values_list("uuid", "util", "memory_used_mib", "temperature_c", "power_w")
+    assert list(told) == [
+        ("GPU-0", 40.0, 3072, 60.0, 512.4), ("GPU-0#2", 40.0, 3072, 60.0, 512.4),
+        ("GPU-1", 41.0, 4096, 61.0, None), ("GPU-1#2", 41.0, 4096, 61.0, None),
+    ]  # fmt: skip
+    assert host.load is not None
+    assert host.memory_free_mib is not None
+    assert host.disk_free_mib is not None
+    assert host.disk_mib is not None
+    assert host.load >= 0
+    assert 0 < host.memory_free_mib < host.memory_mib
+    assert 0 < host.disk_free_mib < host.disk_mib
 
 
 @pytest.mark.gpu

@@ -419,7 +419,15 @@ class HostOut(Schema):
     drained: bool
     cpu_count: int
     memory_mib: int
-    last_seen_at: datetime | None
+    util: float | None = Field(description="Percent. This and the next three are of the whole GPU; null: not told.")
+    memory_used_mib: int | None
+    temperature_c: float | None
+    power_w: float | None
+    load: float | None = Field(description="Processes that run or want to, mean of a minute.")
+    memory_free_mib: int | None
+    disk_mib: int | None = Field(description="The disk that holds the runs.")
+    disk_free_mib: int | None
+    last_seen_at: datetime | None = Field(description="When it reported all of this.")
     devices: list[DeviceOut]
 
 

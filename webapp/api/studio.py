@@ -17,16 +17,20 @@ router = Router(tags=["studio"])
 
 @router.get("/hosts", response=list[HostOut])
 def hosts(request: HttpRequest) -> list[dict[str, Any]]:
-    """Hosts, their devices, and which run holds each."""
+    """Hosts, their devices, how busy they are, and which run holds each."""
     found = Host.objects.prefetch_related("devices__lease__attempt")
     return [
         {
             **{name: getattr(host, name) for name in (
-                "name", "alive", "drained", "cpu_count", "memory_mib", "last_seen_at",
+                "name", "alive", "drained", "cpu_count", "memory_mib", "load", "memory_free_mib", "disk_mib", "disk_free_mib",
+                "last_seen_at",
             )},
             "devices": [
                 {
-                    **{name: getattr(device, name) for name in ("uuid", "kind", "index", "name", "memory_mib", "present")},
+                    **{name: getattr(device, name) for name in (
+                        "uuid", "kind", "index", "name", "memory_mib", "util", "memory_used_mib", "temperature_c", "power_w",
+                        "present",
+                    )},
                     "run": device.lease.attempt.run_id if hasattr(device, "lease") else None,
                 }
                 for device in host.devices.all()

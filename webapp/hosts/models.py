@@ -12,7 +12,7 @@ ALIVE_FOR = timedelta(seconds=30)
 
 
 class Host(models.Model):
-    """A machine that runs a Celery worker. Its queue is `host.<name>`."""
+    """A machine that runs a Celery worker. Its queue is `host.<name>`. What is null it has not told yet."""
 
     name = models.CharField(max_length=200, unique=True)
     cpu_count = models.PositiveIntegerField(default=0)
@@ -24,6 +24,10 @@ class Host(models.Model):
         ordering = ("name",)
 
     def __str__(self) -> str:
+    load = models.FloatField(null=True, help_text="Processes that run or want to, mean of a minute.")
+    memory_free_mib = models.PositiveBigIntegerField(null=True)
+    disk_mib = models.PositiveBigIntegerField(null=True)
+    disk_free_mib = models.PositiveBigIntegerField(null=True)
         return self.name
 
     @property
@@ -36,11 +40,23 @@ class Host(models.Model):
 
 
 class Device(models.Model):
-    """A GPU (by UUID, never by index), or the one CPU slot of a host without GPUs (`cpu:<host>`)."""
+    """A GPU (by UUID, never by index), or the one CPU slot of a host without GPUs (`cpu:<host>`).
+
+    `util`, `memory_used_mib`, `temperature_c` and `power_w` are those of the whole GPU, of which this may be one slot; null
+    for a CPU slot, and where the card does not tell.
+    """
 
     class Kind(models.TextChoices):
         GPU = "gpu", "GPU"
         CPU = "cpu", "CPU slot"
+
+    @property
+    def memory_used_mib(self) -> int | None:
+        return None if self.memory_free_mib is None else self.memory_mib - self.memory_free_mib
+
+    @property
+    def disk_used_mib(self) -> int | None:
+        return None if self.disk_mib is None or self.disk_free_mib is None else self.disk_mib - self.disk_free_mib
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
     uuid = models.CharField(max_length=200, unique=True)
@@ -56,6 +72,10 @@ class Device(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.uuid})"
 
+    util = models.FloatField(null=True, help_text="Percent.")
+    memory_used_mib = models.PositiveBigIntegerField(null=True)
+    temperature_c = models.FloatField(null=True)
+    power_w = models.FloatField(null=True)
 
 class Lease(models.Model):
     """One attempt holds one device. The unique key is the lock: two attempts can't both insert it."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
+
 from django.contrib import messages
 from django.db import transaction
 from django.db.models import Prefetch
@@ -13,22 +16,48 @@ from django.views.decorators.http import require_POST, require_safe
 from webapp.audit import log
 from webapp.fragments import unless_seen
 from webapp.hosts.models import Device, Host
+from webapp.hosts.placement import gpu_of
 from webapp.runs.models import Run, State
 
 
 @require_safe
 def hosts(request: HttpRequest) -> HttpResponse:
-    devices = Device.objects.select_related("lease__attempt__run__owner").order_by("kind", "index")
+    devices = Device.objects.select_related("lease__attempt__run__owner").order_by("kind", "index", "uuid")
     queue = Run.objects.filter(state=State.QUEUED).select_related("owner").order_by("queued_at")
     found = list(Host.objects.prefetch_related(Prefetch("devices", devices)))
     present = [device for host in found for device in host.devices.all() if device.present]
     context = {
-        "hosts": found, "queue": queue, "devices": len(present),
+        "hosts": [(host, _shown(host), any(device.kind == Device.Kind.GPU for device in host.devices.all())) for host in found],
+        "queue": queue, "present": len(present),
         "busy": sum(1 for device in present if hasattr(device, "lease")),
     }  # fmt: skip
     if request.GET.get("fragment"):
         return unless_seen(request, render_to_string("hosts/fragment.html", context, request=request))
     return render(request, "hosts/list.html", context)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A device in the table. Readings stand beside a GPU's first slot and span the others: `slots` is 0 for those.
+
+    `memory_mib` is that of the whole GPU; `told`: its readings are of now.
+    """
+
+    device: Device
+    slots: int
+    memory_mib: int
+    told: bool
+
+
+def _shown(host: Host) -> list[Shown]:
+    slots: dict[str, list[Device]] = defaultdict(list)
+    for device in host.devices.all():
+        slots[gpu_of(device.uuid)].append(device)
+    return [
+        Shown(device, 0 if at else len(group), sum(slot.memory_mib for slot in group if slot.present),
+              host.alive and device.present)
+        for group in slots.values() for at, device in enumerate(group)
+    ]  # fmt: skip
 
 
 @require_POST

@@ -79,6 +79,12 @@ def size(value: int | float | None) -> str:
 
 
 @register.filter
+def mib(value: float | None) -> str:
+    """Mebibytes as `size` shows bytes: "4.2 GiB"."""
+    return size(None if value is None else value * 2**20)
+
+
+@register.filter
 def number(value: Any) -> str:
     """A number to about three significant places: 0.412, 37.5, 1,240, 12.4k, 3.1M; words such as nan stay words."""
     if value is None or value == "":

@@ -154,8 +154,10 @@ def test_the_list_is_filtered_sorted_and_paged(api: Client, make_run: Callable[.
 
 def test_hosts_say_who_holds_what(api: Client, attempt: Attempt) -> None:
     host = Host.objects.create(name="here", cpu_count=2)
-    device = host.devices.create(uuid="cpu:here", kind="cpu", name="CPU slot")
-    assert api.get("/api/hosts").json()[0]["devices"][0]["run"] is None
+    device = host.devices.create(uuid="GPU-here", kind="gpu", name="H200", temperature_c=61.0)
+    told = api.get("/api/hosts").json()[0]
+    assert (told["load"], told["devices"][0]["temperature_c"], told["devices"][0]["util"]) == (None, 61.0, None)
+    assert told["devices"][0]["run"] is None
     attempt.leases.create(device=device, purpose="both")
     assert api.get("/api/hosts").json()[0]["devices"][0]["run"] == str(attempt.run_id)
 

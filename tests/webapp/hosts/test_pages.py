@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +44,40 @@ def test_a_host_that_went_silent_is_shown_as_such(as_ada: Client) -> None:
     seed.make_host()
     Host.objects.update(last_seen_at=timezone.now() - timedelta(minutes=5))
     assert "has not reported for a while" in as_ada.get("/hosts/").content.decode()
+
+
+def gpu_host() -> Host:
+    """A host with a GPU in two slots, and one that does not tell its use."""
+    host = seed.make_host("rack")
+    Device.objects.filter(host=host).update(present=False)
+    readings = {"util": 87.0, "memory_used_mib": 70_000, "temperature_c": 64.0, "power_w": 512.4}
+    for uuid, index, told in (("GPU-a", 0, readings), ("GPU-a#2", 0, readings), ("GPU-b", 1, {})):
+        Device.objects.create(
+            host=host, uuid=uuid, kind="gpu", index=index, name="H200", memory_mib=70_000 if told else 140_000, **told
+        )
+    return host
+
+
+def test_readings_of_a_gpu_stand_once_beside_its_slots(as_ada: Client) -> None:
+    gpu_host()
+    page = as_ada.get("/hosts/").content.decode()
+    assert page.count("87%") == page.count("64 °C") == page.count("512 W") == 1
+    assert 'rowspan="2"' in page
+    assert "68.4 GiB <span" in page
+    assert "of 137 GiB" in page
+    assert re.search(r'aria-label="Memory in use"[^>]*aria-valuenow="50.0"', page)
+    assert "<b>1.4</b> on 2 cores" in page
+    assert "<b>30.3 GiB</b> free of 469 GiB" in page
+    assert "meter full" in page  # the disk
+
+
+def test_a_silent_host_shows_no_old_readings(as_ada: Client) -> None:
+    gpu_host()
+    Host.objects.update(last_seen_at=timezone.now() - timedelta(minutes=5))
+    page = as_ada.get("/hosts/").content.decode()
+    assert "H200" in page
+    assert "°C" not in page
+    assert 'data-testid="gauges"' not in page
 
 
 def test_only_admins_drain_a_host(as_ada: Client, as_admin: Client) -> None:
