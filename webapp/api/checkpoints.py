@@ -143,7 +143,7 @@ def _as_out(request: HttpRequest, checkpoint: Checkpoint) -> dict[str, Any]:
 
     return {
         **{name: getattr(checkpoint, name) for name in (
-            "id", "step", "kind", "size_bytes", "reward", "created_at", "deleted_at",
+            "id", "step", "kind", "size_bytes", "reward", "evaluation", "best", "created_at", "deleted_at",
         )},
         "run": checkpoint.run_id, "attempt": checkpoint.attempt.number, "zip_url": url("zip"),
         "files": [

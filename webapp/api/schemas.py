@@ -280,6 +280,8 @@ class CheckpointOut(Schema):
 
 class ExportOut(Schema):
     """Something that is made of a checkpoint by a worker."""
+    evaluation: dict[str, float] = Field(description="What was measured at its step, by metric; empty: nothing.")
+    best: bool = Field(description="The best evaluation of the run that has a checkpoint, by checkpoints.keep_best_by.")
 
     id: int
     kind: str = Field(description="'merge' or 'push'.")

@@ -67,7 +67,7 @@ def _readme(checkpoint: Checkpoint, spec: RunSpec | None, merged: bool, versions
         lines += _facts(spec)
     reward = "not known" if checkpoint.reward is None else f"{checkpoint.reward:.4g}"
     lines += [
-        f"| Mean reward at step {checkpoint.step} | {reward} |",
+        f"| Mean reward at step {checkpoint.step} | {reward} |", *_evaluation(checkpoint),
         f"| Written | {checkpoint.created_at:%Y-%m-%d %H:%M} UTC, attempt {checkpoint.attempt.number} |",
         f"| Run | `{checkpoint.run_id}` |", "",
     ]  # fmt: skip
@@ -77,6 +77,15 @@ def _readme(checkpoint: Checkpoint, spec: RunSpec | None, merged: bool, versions
     if spec:
         lines += [f"All settings are in [{SPEC_FILE}]({SPEC_FILE}); `offbeat launch {SPEC_FILE}` trains it again.", ""]
     return "\n".join(lines)
+
+
+def _evaluation(checkpoint: Checkpoint) -> list[str]:
+    """What was measured on prompts that the run is not trained on, if anything was."""
+    if not checkpoint.measured:
+        return []
+    found = ", ".join(f"{name} {value:.4g}" for name, value in checkpoint.measured)
+    best = "; the best of the run so far" if checkpoint.best else ""
+    return [f"| Evaluation at step {checkpoint.step} | {found}{best} |"]
 
 
 def _facts(spec: RunSpec) -> list[str]:

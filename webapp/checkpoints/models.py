@@ -6,6 +6,9 @@ from pathlib import Path
 
 from django.db import models
 
+EVALUATED = ("eval/reward", "eval/pass@1", "eval/pass@k")
+"""Metrics of an evaluation that are kept with a checkpoint."""
+
 
 class Checkpoint(models.Model):
     """A folder `checkpoints/checkpoint-<step>` of a run. `deleted_at` is set once the folder is gone."""
@@ -20,6 +23,8 @@ class Checkpoint(models.Model):
     kind = models.CharField(max_length=7, choices=Kind.choices)
     size_bytes = models.PositiveBigIntegerField(default=0)
     reward = models.FloatField(null=True)
+    evaluation = models.JSONField(default=dict, help_text="What was measured at this step, by metric; empty: nothing.")
+    best = models.BooleanField(default=False, help_text="The best evaluation of the run that has a checkpoint.")
     created_at = models.DateTimeField()
     deleted_at = models.DateTimeField(null=True)
 
@@ -29,6 +34,16 @@ class Checkpoint(models.Model):
 
     def __str__(self) -> str:
         return f"{self.run.name} step {self.step}"
+
+    @property
+    def eval_reward(self) -> float | None:
+        return self.evaluation.get("eval/reward")
+
+    @property
+    def measured(self) -> list[tuple[str, float]]:
+        """What was measured at this step, with names as people say them: reward, pass@1."""
+        known = ((name, self.evaluation.get(name)) for name in EVALUATED)
+        return [(name.removeprefix("eval/"), value) for name, value in known if value is not None]
 
     @property
     def folder(self) -> Path:

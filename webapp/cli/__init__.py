@@ -107,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     metrics.add_argument("--output", help="a .csv, .jsonl or .parquet file; without --metric it gets all metrics")
     metrics.add_argument("--json", action="store_true")
     get = of_run("download", commands.runs_download, "download the newest checkpoint or adapter")
-    get.add_argument("--step", type=int, help="another one")
+    which = get.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="another one")
+    which.add_argument("--best", action="store_true", help="the one with the best evaluation")
     get.add_argument("--output", help="folder to make")
     get.add_argument("--all", action="store_true", help="optimizer state and other files for resuming too")
     return parser

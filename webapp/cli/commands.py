@@ -82,7 +82,7 @@ def runs_show(options: argparse.Namespace) -> int:
     for checkpoint in api.call("GET", f"/runs/{run['id']}/checkpoints"):
         size = _size(checkpoint["size_bytes"])
         print(f"checkpoint {checkpoint['id']}  step {checkpoint['step']}, {checkpoint['kind']}, {size}, "
-              f"reward {_number(checkpoint['reward'], '.4f')}")  # fmt: skip
+              f"reward {_number(checkpoint['reward'], '.4f')}{_evaluated(checkpoint)}")  # fmt: skip
     return 0
 
 
@@ -185,6 +185,10 @@ def runs_download(options: argparse.Namespace) -> int:
         checkpoints = [item for item in checkpoints if item["step"] == options.step]
         if not checkpoints:
             raise Failure(f"There is no checkpoint of step {options.step}; there are {steps}.")
+    if options.best:
+        checkpoints = [item for item in checkpoints if item["best"]]
+        if not checkpoints:
+            raise Failure("No checkpoint is marked as the best; checkpoints.keep_best_by says by what one would be.")
     if not checkpoints:
         raise Failure("The run has no checkpoint yet.")
     checkpoint = checkpoints[0]
@@ -207,6 +211,12 @@ def _read(name: str) -> str:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"{name} can't be read: {error}.", 2) from error
+
+
+def _evaluated(checkpoint: dict[str, Any]) -> str:
+    """What was measured at a checkpoint's step, and whether it is the best, as the end of a line."""
+    found = [f"{name} {value:.4f}" for name, value in checkpoint["evaluation"].items()]
+    return "".join(f", {text}" for text in [*found, *(["best"] if checkpoint["best"] else [])])
 
 
 def _print_json(value: Any) -> int:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from django.db import transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from trainer_core.spool import encode_number
-from webapp.checkpoints.models import Checkpoint
+from webapp.checkpoints.models import EVALUATED, Checkpoint
 from webapp.metrics import points
 from webapp.metrics.lines import Parsed, parse
+from webapp.metrics.zoom import read_rows
 from webapp.runs.models import Attempt, Event, Run
 
 SUMMARY = {
@@ -132,7 +134,7 @@ def _note(summary: dict[str, Any], key: str, value: float) -> None:
 
 
 def _write_checkpoints(attempt: Attempt, parsed: Parsed, last_reward: float | None) -> None:
-    """`last_reward` is the attempt's from before this piece, if the piece has any."""
+    """`last_reward` is the attempt's from before this piece, if the piece has any. Points and events are stored already."""
     checkpoints = [event for event in parsed.events if event["name"] == "checkpoint"]
     if not checkpoints:
         return
@@ -149,9 +151,29 @@ def _write_checkpoints(attempt: Attempt, parsed: Parsed, last_reward: float | No
             run_id=attempt.run_id, attempt=attempt, step=step,
             defaults={
                 "kind": kind, "size_bytes": size if type(size) is int and 0 <= size < 2**63 else 0, "deleted_at": None,
-                "reward": known[-1] if known else None, "created_at": at_time(event["t"]),
+                "reward": known[-1] if known else None, "evaluation": _evaluation(attempt, step),
+                "created_at": at_time(event["t"]),
             },
         )  # fmt: skip
+    _mark_best(attempt.run_id)
+
+
+def _evaluation(attempt: Attempt, step: int) -> dict[str, float]:
+    """What the attempt's evaluation of this very step measured; empty when there was none."""
+    found = {}
+    for series in attempt.series.filter(name__in=EVALUATED, points__gt=0):
+        rows = read_rows(series, step, step)
+        if len(rows) and math.isfinite(rows["mean"][-1]):
+            found[series.name] = float(rows["mean"][-1])
+    return found
+
+
+def _mark_best(run_id: UUID) -> None:
+    """The trainer names its best evaluation before it writes that step's checkpoint; the last one named counts."""
+    named = Event.objects.filter(run_id=run_id, name="best").order_by("-id").values_list("attempt_id", "step").first()
+    checkpoints = Checkpoint.objects.filter(run_id=run_id)
+    if named is not None and named[1] is not None and checkpoints.filter(attempt_id=named[0], step=named[1]).exists():
+        checkpoints.update(best=Q(attempt_id=named[0], step=named[1]))
 
 
 def _rewards(attempt: Attempt, parsed: Parsed, last_reward: float | None) -> list[tuple[int, float]]:

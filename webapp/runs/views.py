@@ -161,7 +161,8 @@ def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]
             "events": run.events.select_related("actor").order_by("-id")[:EVENTS_SHOWN],
             "event_count": run.events.count(),
             "attempts": run.attempts.select_related("host", "resumed_from").order_by("-number"),
-            "checkpoints": run.checkpoints.filter(deleted_at=None)[:5],
+            "checkpoints": checkpoints,
+            "evaluated": any(checkpoint.evaluation for checkpoint in checkpoints),
         }
     return context
 
@@ -170,6 +171,7 @@ def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]
 def events(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_run(run_id)
     found = run.events.select_related("actor", "attempt").order_by("-id")
+        checkpoints = list(run.checkpoints.filter(deleted_at=None)[:5])
     page = Paginator(found, EVENTS_A_PAGE).get_page(request.GET.get("page"))
     context = {"run": run, "tab": "events", "head": run_page.head(run, _user(request)), "page": page}
     return render(request, "runs/events.html", context)

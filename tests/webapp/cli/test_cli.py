@@ -117,6 +117,9 @@ def test_runs_are_listed_and_shown(run: Run, capsys: pytest.CaptureFixture[str])
     out = offbeat(capsys, "runs", "show", "a run")[1]
     assert "Generation-bound" in out
     assert "step 20, adapter" in out
+    assert "eval/reward" not in out
+    run.checkpoints.update(best=True, evaluation={"eval/reward": 0.75})
+    assert ", eval/reward 0.7500, best" in offbeat(capsys, "runs", "show", "a run")[1]
     code, _, err = offbeat(capsys, "runs", "show", "zzz")
     assert (code, "There is no run 'zzz'" in err) == (1, True)
 
@@ -165,6 +168,10 @@ def test_an_adapter_is_downloaded_and_a_broken_download_goes_on(
     assert (got / "adapter_model.safetensors").read_bytes() == data
     assert (got / "optimizer.pt").exists()
     assert not part.exists()
+    assert offbeat(capsys, "runs", "download", "a run", "--best")[0] == 1
+    run.checkpoints.update(best=True)
+    code, out, _ = offbeat(capsys, "runs", "download", "a run", "--best", "--output", "best")
+    assert (code, "step 20" in out) == (0, True)
     code, _, err = offbeat(capsys, "runs", "download", "a run", "--step", "7")
     assert (code, "there are 20" in err) == (1, True)
 
