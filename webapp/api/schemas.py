@@ -272,6 +272,8 @@ class CheckpointOut(Schema):
     kind: str = Field(description="'adapter' or 'full'.")
     size_bytes: int
     reward: float | None = Field(description="The run's reward when it was saved.")
+    evaluation: dict[str, float] = Field(description="What was measured at its step, by metric; empty: nothing.")
+    best: bool = Field(description="The best evaluation of the run that has a checkpoint, by checkpoints.keep_best_by.")
     created_at: datetime
     deleted_at: datetime | None
     files: list[FileOut]
@@ -280,8 +282,6 @@ class CheckpointOut(Schema):
 
 class ExportOut(Schema):
     """Something that is made of a checkpoint by a worker."""
-    evaluation: dict[str, float] = Field(description="What was measured at its step, by metric; empty: nothing.")
-    best: bool = Field(description="The best evaluation of the run that has a checkpoint, by checkpoints.keep_best_by.")
 
     id: int
     kind: str = Field(description="'merge' or 'push'.")
@@ -411,6 +411,10 @@ class DeviceOut(Schema):
     index: int
     name: str
     memory_mib: int
+    util: float | None = Field(description="Percent. This and the next three are of the whole GPU; null: not told.")
+    memory_used_mib: int | None
+    temperature_c: float | None
+    power_w: float | None
     present: bool
     run: UUID | None = Field(description="The run that holds it.")
 
@@ -421,10 +425,6 @@ class HostOut(Schema):
     drained: bool
     cpu_count: int
     memory_mib: int
-    util: float | None = Field(description="Percent. This and the next three are of the whole GPU; null: not told.")
-    memory_used_mib: int | None
-    temperature_c: float | None
-    power_w: float | None
     load: float | None = Field(description="Processes that run or want to, mean of a minute.")
     memory_free_mib: int | None
     disk_mib: int | None = Field(description="The disk that holds the runs.")

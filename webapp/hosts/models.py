@@ -17,6 +17,10 @@ class Host(models.Model):
     name = models.CharField(max_length=200, unique=True)
     cpu_count = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
+    load = models.FloatField(null=True, help_text="Processes that run or want to, mean of a minute.")
+    memory_free_mib = models.PositiveBigIntegerField(null=True)
+    disk_mib = models.PositiveBigIntegerField(null=True)
+    disk_free_mib = models.PositiveBigIntegerField(null=True)
     last_seen_at = models.DateTimeField(null=True)
     drained = models.BooleanField(default=False, help_text="No new run starts on a drained host.")
 
@@ -24,10 +28,6 @@ class Host(models.Model):
         ordering = ("name",)
 
     def __str__(self) -> str:
-    load = models.FloatField(null=True, help_text="Processes that run or want to, mean of a minute.")
-    memory_free_mib = models.PositiveBigIntegerField(null=True)
-    disk_mib = models.PositiveBigIntegerField(null=True)
-    disk_free_mib = models.PositiveBigIntegerField(null=True)
         return self.name
 
     @property
@@ -37,6 +37,14 @@ class Host(models.Model):
     @property
     def alive(self) -> bool:
         return self.last_seen_at is not None and timezone.now() - self.last_seen_at < ALIVE_FOR
+
+    @property
+    def memory_used_mib(self) -> int | None:
+        return None if self.memory_free_mib is None else self.memory_mib - self.memory_free_mib
+
+    @property
+    def disk_used_mib(self) -> int | None:
+        return None if self.disk_mib is None or self.disk_free_mib is None else self.disk_mib - self.disk_free_mib
 
 
 class Device(models.Model):
@@ -50,20 +58,16 @@ class Device(models.Model):
         GPU = "gpu", "GPU"
         CPU = "cpu", "CPU slot"
 
-    @property
-    def memory_used_mib(self) -> int | None:
-        return None if self.memory_free_mib is None else self.memory_mib - self.memory_free_mib
-
-    @property
-    def disk_used_mib(self) -> int | None:
-        return None if self.disk_mib is None or self.disk_free_mib is None else self.disk_mib - self.disk_free_mib
-
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
     uuid = models.CharField(max_length=200, unique=True)
     kind = models.CharField(max_length=3, choices=Kind.choices)
     index = models.PositiveIntegerField(default=0)
     name = models.CharField(max_length=200)
     memory_mib = models.PositiveBigIntegerField(default=0)
+    util = models.FloatField(null=True, help_text="Percent.")
+    memory_used_mib = models.PositiveBigIntegerField(null=True)
+    temperature_c = models.FloatField(null=True)
+    power_w = models.FloatField(null=True)
     present = models.BooleanField(default=True, help_text="Seen by the host's worker when it last looked.")
 
     class Meta:
@@ -72,10 +76,6 @@ class Device(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.uuid})"
 
-    util = models.FloatField(null=True, help_text="Percent.")
-    memory_used_mib = models.PositiveBigIntegerField(null=True)
-    temperature_c = models.FloatField(null=True)
-    power_w = models.FloatField(null=True)
 
 class Lease(models.Model):
     """One attempt holds one device. The unique key is the lock: two attempts can't both insert it."""
