@@ -18,8 +18,8 @@ from django.db.models.functions import Now
 from webapp.hosts.models import Device, Host
 from webapp.hosts.placement import gpu_of, slot_uuid
 from workers import processes
-
 from workers.gauges import MIB, GpuUse, gpu_use, host_use
+
 logger = logging.getLogger(__name__)
 GPU_SLOTS, CPU_SLOTS = "OFFBEAT_GPU_SLOTS", "OFFBEAT_CPU_SLOTS"
 """Environment variables of a worker: how many runs may share a GPU of its host, or the processor of one without GPUs."""
@@ -39,8 +39,8 @@ class Found:
     index: int
     name: str
     memory_mib: int
-
     use: GpuUse = GpuUse()
+
 
 def host_name() -> str:
     return os.environ.get("OFFBEAT_HOST") or socket.gethostname()
@@ -156,8 +156,8 @@ def register_host(name: str) -> Host:
             defaults={
                 "cpu_count": psutil.cpu_count() or 1,
                 "memory_mib": psutil.virtual_memory().total // MIB,
-                "last_seen_at": Now(),
                 **asdict(host_use(settings.RUNS_DIR)),
+                "last_seen_at": Now(),
             },
         )
         for device in found:

@@ -155,6 +155,7 @@ def live(request: HttpRequest, run_id: UUID) -> HttpResponse:
 def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]:
     context: dict[str, object] = {"run": run, "tab": tab, "head": run_page.head(run, _user(request))}
     if tab == "overview":
+        checkpoints = list(run.checkpoints.filter(deleted_at=None)[:5])
         context |= {
             "diagnosis": diagnosis_of(run) if run.state != State.DRAFT else None,
             "alerts": alerts.open_events(run.current_attempt) if run.is_live else [],
@@ -171,7 +172,6 @@ def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]
 def events(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_run(run_id)
     found = run.events.select_related("actor", "attempt").order_by("-id")
-        checkpoints = list(run.checkpoints.filter(deleted_at=None)[:5])
     page = Paginator(found, EVENTS_A_PAGE).get_page(request.GET.get("page"))
     context = {"run": run, "tab": "events", "head": run_page.head(run, _user(request)), "page": page}
     return render(request, "runs/events.html", context)
