@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftConfig
 
+from trainer_core.attention.backends import choose_backend
 from trainer_core.config import AsyncGRPOConfig
 from trainer_core.rollout.streams import column_names, is_stream
 
@@ -29,6 +31,8 @@ def check_arguments(
     if (eval_dataset is None) != (config.eval_steps is None):
         given, missing = ("eval_steps", "eval_dataset") if eval_dataset is None else ("eval_dataset", "eval_steps")
         raise ValueError(f"{given} is given without {missing}; evaluation needs both")
+    if config.attention_backend is not None:
+        choose_backend(config.device, getattr(torch, config.compute_dtype), override=config.attention_backend)
     if peft_config is not None and not isinstance(peft_config, LoraConfig):
         raise NotImplementedError(f"peft_config is a {type(peft_config).__name__}; only LoraConfig is supported")
 
@@ -50,6 +54,8 @@ def _check_stream(rows: Any, config: AsyncGRPOConfig) -> None:
         raise ValueError(
             "train_dataset is a stream, whose length is not known; set max_steps to say when training ends"
         )
+    if config.max_epochs is not None:
+        raise ValueError("train_dataset is a stream, whose length is not known; leave max_epochs None")
     columns = column_names(rows)
     if "prompt" not in columns:
         raise ValueError(f"train_dataset has no 'prompt' column; found {', '.join(columns) or 'no columns'}")

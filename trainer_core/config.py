@@ -44,6 +44,7 @@ class AsyncGRPOConfig(TrainingArguments):
     trust_remote_code: bool = _option(False, "Allow model code from the hub.")
     router_aux_loss_coef: float | None = _option(None, "MoE load-balancing loss; None: the model's value, 0: off.")
 
+    attention_backend: str | None = _option(None, "Name of an attention backend; None: the fastest that there is.")
     compile_layers: bool = _option(False, "Compile the decoder layers: faster steps after a first slow one.")
 
     # Generation
@@ -82,6 +83,9 @@ class AsyncGRPOConfig(TrainingArguments):
     token_budget: int | None = _option(
         None, "Unique tokens of a row; None: the server's max_model_len; 0 or less: a fixed number of samples."
     )
+    max_epochs: float | None = _option(
+        None, "End after this many passes over the prompts although max_steps is not reached; None: by max_steps alone."
+    )
     max_concurrent_rollouts: int | None = _option(
         None, "Ceiling of requests in flight; None: max(max_staleness, 1) times the samples of an optimizer step."
     )
@@ -95,6 +99,10 @@ class AsyncGRPOConfig(TrainingArguments):
     # Evaluation and reporting
     eval_steps: float | None = _option(None, "Optimizer steps between two evaluations of eval_dataset.")
     eval_num_generations: int = _option(1, "Rollouts per evaluation prompt.")
+    eval_at_start: bool = _option(False, "Evaluate before the first step as well.")
+    eval_temperature: float | None = _option(None, "Temperature of an evaluation; None: that of training, 0: greedy.")
+    eval_top_p: float | None = _option(None, "Nucleus sampling of an evaluation; None: as in training.")
+    eval_pass_above: float = _option(0.0, "An evaluation rollout passes when its reward is above this.")
     log_completions: bool = _option(False, "Print completions of each step.")
     num_completions_to_print: int | None = _option(None, "How many of them; None: all.")
     attempt_dir: str | None = _option(None, "Where the control file and the spool are; None: output_dir.")
@@ -133,6 +141,11 @@ class AsyncGRPOConfig(TrainingArguments):
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
     @property
+    def compute_dtype(self) -> str:
+        """Name of the precision that forward and backward compute in."""
+        return "bfloat16" if self.bf16 else "float16" if self.fp16 else self.dtype
+
+    @property
     def server_urls(self) -> list[str]:
         urls = self.vllm_server_base_url
         return [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
@@ -158,8 +171,14 @@ class AsyncGRPOConfig(TrainingArguments):
         for name in above_zero:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.max_epochs is not None and self.max_epochs <= 0:
+            raise ValueError(f"max_epochs is {self.max_epochs}; it must be above 0, or None")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if self.eval_top_p is not None and not 0 < self.eval_top_p <= 1:
+            raise ValueError(f"eval_top_p is {self.eval_top_p}; it must be above 0 and at most 1, or None")
+        if self.eval_temperature is not None and self.eval_temperature < 0:
+            raise ValueError(f"eval_temperature is {self.eval_temperature}; it must be at least 0, or None")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p}; it must be between 0 and 1, or None")
         if self.epsilon >= 1:
@@ -191,6 +210,8 @@ class AsyncGRPOConfig(TrainingArguments):
                 f"eval_steps is {self.eval_steps}; it must be a multiple of weight_sync_steps ({self.weight_sync_steps}), "
                 "since the servers have the weights of those steps only"
             )
+        if self.eval_at_start and self.eval_steps is None:
+            raise ValueError("eval_at_start is on, but nothing is evaluated; set eval_steps")
         if self.metric_for_best_model is not None and self.eval_steps is None:
             raise ValueError(
                 f"metric_for_best_model is {self.metric_for_best_model!r}, but nothing is evaluated; set eval_steps"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ CHECKPOINTS = "checkpoints"
 REWARDS = "rewards"
 COLLECTIVE_DEADLINE_S = 600
 """How long trainer ranks may wait for one another in a step or a checkpoint; nothing but a hang takes as long."""
+EXIT_S = 60.0
+"""How long the process may take to end when all is done."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,6 +87,10 @@ def train(arguments: argparse.Namespace, spool: Spool | None) -> None:
     tools = load_tools(spec.agent.tools)
     environment = load_environment(spec.agent.environment, spec.agent.environment_options)
 
+    if spec.exporters.targets:
+        from trainer_core import exporters
+
+        os.environ.update(exporters.environment(spec.exporters, arguments.run_dir))
     trainer = build_trainer(spec, arguments, train_dataset, reward_funcs, eval_dataset, tools, environment)
     resume = arguments.resume
     if arguments.start_from is not None:
@@ -141,7 +148,9 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
     return AsyncGRPOConfig(
         output_dir=str(run_dir / CHECKPOINTS),
         attempt_dir=str(attempt_dir),
-        run_name=run_dir.name,
+        run_name=f"{spec.name} {run_dir.name[:8]}",  # names of runs need not be unique, and some trackers merge by name
+        report_to=spec.exporters.targets or "none",
+        project=spec.exporters.project,
         disable_tqdm=True,
         seed=training.seed,
         data_seed=spec.data.seed,
@@ -150,6 +159,9 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         trust_remote_code=spec.model.trust_remote_code,
         bf16=training.bf16,
         gradient_checkpointing=training.gradient_checkpointing,
+        attention_backend=None if training.attention_backend == "auto" else training.attention_backend,
+        compile_layers=training.compile_layers,
+        router_aux_loss_coef=training.router_aux_loss_coef,
         use_cpu=not torch.cuda.is_available(),
         ddp_timeout=COLLECTIVE_DEADLINE_S,
         # rollouts
@@ -164,13 +176,20 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         max_concurrent_rollouts=rollout.max_concurrent_rollouts,
         queue_maxsize=rollout.queue_maxsize,
         reward_timeout=rollout.reward_timeout,
+        max_generation_failures=rollout.max_generation_failures,
+        heartbeat_stale_after_s=rollout.heartbeat_stale_after_s,
         max_tool_calling_iterations=spec.agent.max_tool_calling_iterations,
         tool_timeout=spec.agent.tool_timeout,
+        fork_threshold_tokens=spec.agent.fork_threshold_tokens,
         chat_template_kwargs=spec.agent.chat_template_kwargs or None,
         reward_weights=[reward.weight for reward in spec.rewards],
         vllm_server_base_url=server_urls,
+        vllm_server_timeout=spec.server.startup_timeout,  # a server that died is started again meanwhile
+        request_timeout=spec.server.request_timeout,
+        weight_sync_timeout=spec.server.weight_sync_timeout,
         # the step
         max_steps=training.max_steps,
+        max_epochs=training.max_epochs,
         learning_rate=training.learning_rate,
         lr_scheduler_type=training.lr_scheduler_type,
         warmup_steps=training.warmup_steps,
@@ -181,6 +200,9 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         scale_rewards=training.scale_rewards,
         epsilon=training.epsilon,
         epsilon_high=training.epsilon_high,
+        beta=training.beta,
+        score_centering=training.score_centering,
+        num_sampler_logprobs=training.num_sampler_logprobs,
         max_grad_norm=training.max_grad_norm,
         adam_beta2=training.adam_beta2,
         weight_decay=training.weight_decay,
@@ -190,6 +212,10 @@ def config_of(spec: RunSpec, run_dir: Path, attempt_dir: Path, server_urls: list
         weight_sync_steps=training.weight_sync_steps,
         eval_steps=spec.evaluation.every_steps,
         eval_num_generations=spec.evaluation.num_generations,
+        eval_at_start=spec.evaluation.at_start,
+        eval_temperature=spec.evaluation.temperature,
+        eval_top_p=spec.evaluation.top_p,
+        eval_pass_above=spec.evaluation.pass_above,
         save_strategy="steps",
         save_steps=spec.checkpoints.save_steps,
         save_total_limit=spec.checkpoints.save_total_limit,
@@ -314,5 +340,14 @@ def _progress_callback() -> Any:
     return Progress()
 
 
+def _limit_exit(code: int) -> None:
+    """End the process although a library does not: some trackers wait at the exit for a server that is not there."""
+    watch = threading.Timer(EXIT_S, os._exit, (code,))
+    watch.daemon = True
+    watch.start()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    _limit_exit(exit_code)
+    sys.exit(exit_code)

@@ -75,9 +75,10 @@ METRICS: tuple[Metric, ...] = (
         rewards/trained_mean | | mean | Mean weighted reward of the samples trained on, which lack groups of equal rewards.
         frac_reward_zero_std | | ratio | Share of scored groups whose rewards are all equal; they teach nothing.
         eval/reward | | mean | Mean reward on the evaluation set.
-        eval/pass@1 | | mean | Share of evaluation rollouts with a positive reward.
+        eval/pass@1 | | mean | Share of evaluation rollouts that pass: their reward is above 0, or what the run says.
+        eval/pass@<count> | | mean | Estimated share of evaluation prompts of which one of so many rollouts passes.
         eval/duration_s | s | mean | How long the evaluation took; the trainer waits for it.
-        eval/pass@k | | mean | Share of evaluation prompts with at least one positive rollout.
+        eval/pass@k | | mean | Share of evaluation prompts with at least one rollout that passes.
     """),
     *_rows("queue", """
         sample/rollout_queue_size | samples | mean | Scored samples waiting when the trainer pulls one.

@@ -10,7 +10,6 @@ begins, `compute_loss` is its inside, `_maybe_log_save_evaluate` is where it end
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,19 +21,20 @@ from datasets import Dataset
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, Trainer, TrainerCallback, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import AcceleratorConfig
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import TrainOutput
 
-from trainer_core import checkpoint, distributed, distributed_checkpoint, distributed_fsdp, evaluation
+from trainer_core import distributed, distributed_checkpoint, distributed_fsdp, evaluation, parity
+from trainer_core.adapters import changes_base
 from trainer_core.attention.backends import choose_backend
 from trainer_core.attention.interface import uses_softcap
 from trainer_core.checks import RewardFunc, check_arguments, check_router, reward_list
 from trainer_core.compiled import compile_layers
 from trainer_core.config import AsyncGRPOConfig
+from trainer_core.exporters import Exporters
 from trainer_core.families import adapt_text_only, router_loss
 from trainer_core.flops import FlopCounter, peak_flops
-from trainer_core.intake import CONTROL_FILE, SampleIntake
+from trainer_core.generation import Generation, check_picklable
 from trainer_core.loss import LossSettings, StepTotals, policy_loss
 from trainer_core.model import install_scoring, load_policy
 from trainer_core.packing.collator import PackedRow
@@ -42,14 +42,12 @@ from trainer_core.report import StepReport, scored_positions
 from trainer_core.rollout.loop import AsyncRolloutLoop
 from trainer_core.rollout.state import RolloutState
 from trainer_core.rollout.streams import is_stream, rows_in
-from trainer_core.rollout.worker import RolloutWorker
 from trainer_core.row_loss import loss_inputs
+from trainer_core.saving import CheckpointKeeper
 from trainer_core.spool import ROLLOUTS_FILE, SPOOL_FILE, Spool
-from trainer_core.step_plan import RankPlan, StepPlan, StepPlanner
-from trainer_core.sync import choose_sync
+from trainer_core.step_plan import RankPlan, StepPlan
 from trainer_core.sync.gathering import take_part
 from trainer_core.token_log import TokenLog, TokenTexts
-from trainer_core.weights import ServerLink, look_at_server
 
 
 class AsyncGRPOTrainer(Trainer):
@@ -99,7 +97,7 @@ class AsyncGRPOTrainer(Trainer):
             "rollouts_path": args.attempt_path / ROLLOUTS_FILE,
         }
         if args.process_index == 0:
-            RolloutWorker(**self._worker_arguments, state=None).check_picklable()
+            check_picklable(self._worker_arguments)
         self.ranks = distributed.connect(args.process_index, args.world_size, args.heartbeat_stale_after_s)
         if processing_class is None:
             processing_class = AutoTokenizer.from_pretrained(model, trust_remote_code=args.trust_remote_code)
@@ -115,15 +113,17 @@ class AsyncGRPOTrainer(Trainer):
             # Whole gradients of all weights would take what sharding saves; those of an adapter are small.
             assert isinstance(args.accelerator_config, AcceleratorConfig)  # transformers makes one of what it is given
             args.accelerator_config.gradient_accumulation_kwargs = {"sync_each_batch": True}
+        targets, args.report_to = list(args.report_to or []), []  # what an exporter raises must not end training
         super().__init__(
             model=policy,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            callbacks=[*(callbacks or []), _StepClock(self)],
+            callbacks=[*(callbacks or []), Exporters(targets, self.event), _StepClock(self)],
             optimizers=optimizers,
         )
+        args.report_to = targets
         self.reference = self._make_reference() if args.beta > 0 else None
         router_coefficient, self.experts_per_token = router_loss(policy.config, args.router_aux_loss_coef)
         self.settings = LossSettings(
@@ -139,27 +139,24 @@ class AsyncGRPOTrainer(Trainer):
         )
         self.flops = FlopCounter.of(policy)
         self.peak = peak_flops(args.device, bool(args.bf16 or args.fp16))
-        precision = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else policy.dtype
-        self.backend = choose_backend(args.device, precision, uses_softcap(policy.config))
+        precision = getattr(torch, args.compute_dtype)
+        self.backend = choose_backend(args.device, precision, uses_softcap(policy.config), args.attention_backend)
         self.report = StepReport(args.device)
         self.rollout_state = RolloutState()
         self.spool = Spool(args.attempt_path / SPOOL_FILE) if self.is_world_process_zero() else None
         self.rollout_spool = Spool(args.attempt_path / ROLLOUTS_FILE) if self.is_world_process_zero() else None
         self.token_log = TokenLog(TokenTexts(processing_class))
         self.ranks.lost = self._rank_lost
-        self.served_dtype: str | None = None
-        self.worker: RolloutWorker | None = None
-        self.sync: Any = None
+        self.generation: Generation | None = None
+        self.checkpoints = CheckpointKeeper(self)
         self._plan = StepPlan([], StepTotals(0, 0))
         self._resumed = False
         self._stepped = False
-        self._staging: Path | None = None
         self._last_ended = 0
-        self._last_saved = -1
 
     def _make_reference(self) -> Any:
-        """What the KL term compares with: the base model under the adapter, or a frozen copy of the start."""
-        if isinstance(self.model, PeftModel):
+        """What the KL term compares with: the base model under the adapter, or a frozen copy of what was loaded."""
+        if isinstance(self.model, PeftModel) and not changes_base(self.model):
             return self.model
         reference = _load(self.model_path, self.args).eval().requires_grad_(False)
         install_scoring(reference)
@@ -181,7 +178,7 @@ class AsyncGRPOTrainer(Trainer):
 
     def _rank_lost(self, text: str) -> None:
         """Another rank is gone, and this process ends: say why where the run's page reads it."""
-        self._event("error", "failed", text, kind="RankLost")
+        self.event("error", "failed", text, kind="RankLost")
 
     # ---- beginning and end ------------------------------------------------------------------------------------------
 
@@ -190,21 +187,12 @@ class AsyncGRPOTrainer(Trainer):
 
         Raises RolloutWorkerError when generation failed for good, ValueError when the folder is no checkpoint.
         """
-        output = Path(str(self.args.output_dir))
-        if self.ranks.leads:
-            checkpoint.remove_leftovers(output)
-        self.accelerator.wait_for_everyone()
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = checkpoint.latest(output)
-        if resume_from_checkpoint:
-            folder = Path(str(resume_from_checkpoint))
-            self.rollout_state = checkpoint.load_rollout_state(folder)
-            distributed_checkpoint.check_resumable(folder, self.is_fsdp_enabled)
-            if self.is_fsdp_enabled and not distributed_checkpoint.has_shards(folder):
-                self._load_whole(str(folder))
-        self._resumed = bool(resume_from_checkpoint)
+        folder = self.checkpoints.to_resume(resume_from_checkpoint)
+        self._resumed = folder is not None
+        if folder is not None and self.is_fsdp_enabled and not distributed_checkpoint.has_shards(folder):
+            self._load_whole(str(folder))
         try:
-            output_of_training = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+            output_of_training = super().train(resume_from_checkpoint=None if folder is None else str(folder), **kwargs)
         finally:
             self._stop_generation()
         self.ranks.close()
@@ -213,81 +201,51 @@ class AsyncGRPOTrainer(Trainer):
     def start_generation(self) -> None:
         """Called when model and optimizer stand: connect to the servers, bring them up to date, start the worker."""
         self._last_ended = self.state.global_step
-        self._last_saved = self.state.global_step if self._resumed else -1
+        self.checkpoints.last_step = self.state.global_step if self._resumed else -1
         if self.state.global_step >= self.state.max_steps:
             return  # a finished run was resumed
         if not self.ranks.leads:
             self._follow()
             return
-        self.sync = self._open_sync()
-        self._event("info", "started", "Training started.", resumed=self._resumed)
-        self.worker = RolloutWorker(**self._worker_arguments, state=self.rollout_state)
-        self.link = ServerLink(
+        self.generation = Generation(
+            self._worker_arguments,
             config=self.args,
-            sync=self.sync,
             model=self.model,
-            version=lambda: self.rollout_state.weight_version,
-            send=self.worker.send,
-            report=self.report,
-            event=self._event,
-        )
-        self.intake = SampleIntake(
-            self.worker,
             state=self.rollout_state,
-            max_staleness=self.args.max_staleness,
             prompts_wanted=self._prompts_wanted(),
-            control_path=self.args.attempt_path / CONTROL_FILE,
-            add=self.report.add,
-            event=self._event,
-            server_back=self.link.server_back,
-        )
-        self.planner = StepPlanner(
-            config=self.args,
-            intake=self.intake,
-            report=self.report,
             pair_cost=self.flops.pair_cost,
-            event=self._event,
+            report=self.report,
+            event=self.event,
         )
-        self.worker.start()
-        if self._resumed:  # generation waits for this: the servers hold the weights of the beginning
-            self.link.push(self._not_stopped)
+        summon = partial(self.ranks.call, "gather") if self.is_fsdp_enabled else None
+        self.generation.open(resumed=self._resumed, attention=self.backend, summon=summon)
         self.ranks.release()
         self.report.restart()
-
-    def _open_sync(self) -> Any:
-        self.served_dtype = look_at_server(self.args, self._event)
-        summon = partial(self.ranks.call, "gather") if self.is_fsdp_enabled else None
-        sync = choose_sync(config=self.args, model=self.model, server_urls=self.args.server_urls, summon=summon)
-        sync.open()
-        return sync
 
     def _follow(self) -> Any:
         """On ranks other than 0: take part in what rank 0 calls for until it gives a value, and return that."""
         return self.ranks.follow({"gather": partial(take_part, self.model)})
 
     def _stop_generation(self) -> None:
-        if self.worker is not None:
-            self.worker.stop()
-            self.intake.take_late()
+        if self.generation is not None:
+            self.generation.stop()
             if self.spool is not None and (late := self.report.late_totals()):
                 self.spool.metrics(self.state.global_step, late)
-        if self.sync is not None:
-            self.sync.close()
+
+    @property
+    def _leading(self) -> Generation:
+        """Generation while it runs, on the rank that leads."""
+        assert self.generation is not None
+        return self.generation
 
     def _prompts_wanted(self) -> float:
-        if self.args.max_steps > 0:
-            return float("inf")
-        return self.args.num_train_epochs * rows_in(self.train_dataset)
+        epochs = self.args.num_train_epochs if self.args.max_steps <= 0 else self.args.max_epochs
+        return float("inf") if epochs is None else epochs * rows_in(self.train_dataset)
 
     @property
     def stop_order(self) -> str | None:
         """The order of the control file that ended training, if one did."""
-        intake = getattr(self, "intake", None)
-        return None if intake is None else intake.order
-
-    def _not_stopped(self) -> bool:
-        self.intake.poll()
-        return self.intake.order is None
+        return None if self.generation is None else self.generation.intake.order
 
     # ---- a step begins: samples to rows -----------------------------------------------------------------------------
 
@@ -308,7 +266,7 @@ class AsyncGRPOTrainer(Trainer):
         part = self._own_part()
         if not part.rows:
             self.control.should_training_stop = True
-            self.control.should_save = part.save and self._last_saved != self.state.global_step
+            self.control.should_save = part.save and self.checkpoints.last_step != self.state.global_step
         rows = zip(part.rows, part.first_samples, strict=True)
         batches = [{"row": row, "first_sample": first, "logged": part.logged} for row, first in rows]
         return batches, part.totals
@@ -318,7 +276,7 @@ class AsyncGRPOTrainer(Trainer):
         if not self.ranks.leads:
             part: RankPlan = self._follow()
             return part
-        self._plan = self.planner.next()
+        self._plan = self._leading.planner.next()
         parts = [self._plan.of_rank(rank) for rank in range(self.ranks.size)]
         if self.ranks.size > 1:
             with self.report.timed("perf/dispatch_s"):
@@ -376,17 +334,17 @@ class AsyncGRPOTrainer(Trainer):
         step = self.state.global_step
         self._collect_values()
         if self.rollout_spool is not None:
-            for record in self.token_log.lines(self.planner.samples, self.rollout_state.weight_version):
+            for record in self.token_log.lines(self._leading.planner.samples, self.rollout_state.weight_version):
                 self.rollout_spool.trained(step, record)
         if self.is_world_process_zero():
-            for sample in self.planner.samples:
-                self.intake.finish(sample)
+            for sample in self._leading.planner.samples:
+                self._leading.intake.finish(sample)
             self.state.epoch = self.rollout_state.prompts_done() / rows_in(self.train_dataset)
         if step % self.args.weight_sync_steps == 0:
             self.rollout_state.weight_version += 1
             with self.report.timed("perf/weight_sync_s"):
                 if self.ranks.leads:
-                    self.link.push(self._not_stopped)
+                    self._leading.push()
                     self.ranks.release()
                 else:
                     self._follow()
@@ -401,7 +359,9 @@ class AsyncGRPOTrainer(Trainer):
             self._print_completions(step)
         if not self._stepped:
             self._stepped = True
-            self._event("info", "first_step", f"First optimizer step after {values['perf/step_s']:.0f} s.")
+            self.event("info", "first_step", f"First optimizer step after {values['perf/step_s']:.0f} s.")
+            if text := parity.warning(values, self.args.compute_dtype, self._leading.served_dtype):
+                self.event("warning", "parity", text)
 
     def _collect_values(self) -> None:
         """Bring what the ranks know of their rows together on rank 0, which waits for them here."""
@@ -419,11 +379,11 @@ class AsyncGRPOTrainer(Trainer):
 
         Returns the metrics by the names that transformers compares, eval_reward and so on. Only during `train`.
         """
-        if self.ranks.leads and (self.sync is None or self.worker is None):
+        if self.ranks.leads and self.generation is None:
             raise RuntimeError("evaluation needs the servers and the rollout worker, so it works only during train()")
         step = self.state.global_step
-        if self.worker is not None:  # the leading rank has it
-            found = evaluation.evaluate(self.worker, self.intake, step, self._event)
+        if self.generation is not None:  # the leading rank has it
+            found = evaluation.evaluate(self.generation.worker, self.generation.intake, step, self.event)
             self.ranks.give([found] * self.ranks.size)
         else:
             found = self._follow()
@@ -436,7 +396,7 @@ class AsyncGRPOTrainer(Trainer):
         return metrics
 
     def _print_completions(self, step: int) -> None:
-        for sample in self.planner.samples[: self.args.num_completions_to_print]:
+        for sample in self._leading.planner.samples[: self.args.num_completions_to_print]:
             text = self.processing_class.decode(sample.input_ids[sample.completion_mask.astype(bool)])
             print(f"step {step} reward {sample.reward:.3f} advantage {sample.advantage:+.3f}: {text!r}", flush=True)
 
@@ -446,21 +406,22 @@ class AsyncGRPOTrainer(Trainer):
             logs = {**logs, **self.report.log.flush()}
         super().log(logs, start_time)
 
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
+    # ---- checkpoints: hooks of transformers, see trainer_core.saving -------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The model or adapter as others load it; of a sharded model, in the precision that the server serves."""
-        if not self.is_fsdp_enabled:
+        """The model or adapter as others load it."""
+        if self.is_fsdp_enabled:
+            self.checkpoints.save_gathered(Path(str(output_dir or self.args.output_dir)))
+        else:
             super().save_model(output_dir, _internal_call)
-            return
-        half = "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else self.args.dtype
-        dtype = None if isinstance(self.model, PeftModel) else getattr(torch, self.served_dtype or half)
-        state = distributed_checkpoint.gather_state(self.model, dtype, keep=self.ranks.leads)
-        if self.ranks.leads:
-            folder = str(output_dir or self.args.output_dir)
-            self._save(folder, state_dict=state)
-            if dtype is not None:
-                distributed_checkpoint.note_dtype(Path(folder), dtype)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with self.checkpoints.writing():
+            super()._save_checkpoint(model, trial)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        staging = self.checkpoints.staging
+        return super()._get_output_dir(trial) if staging is None else str(staging)
 
     def _load_whole(self, folder: str) -> None:
         """Weights or adapter of a checkpoint without shards, into the model that is still whole on every rank."""
@@ -475,56 +436,14 @@ class AsyncGRPOTrainer(Trainer):
         if not self.is_fsdp_enabled or distributed_checkpoint.has_shards(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write Trainer's checkpoint, the adapter's card and the training position; whole or not at all."""
-        step = self.state.global_step
-        output = Path(str(self.args.output_dir))
-        with self.report.timed("perf/checkpoint_s"):
-            self._staging = checkpoint.staging_folder(output, step)
-            staged = self._staging / f"checkpoint-{step}"
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._staging = None
-            if self.state.best_global_step == step:  # where it will be, not where it is put together
-                self.state.best_model_checkpoint = str(output / staged.name)
-                if self.is_world_process_zero():
-                    self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
-            self.accelerator.wait_for_everyone()
-            self._last_saved = step
-            if not self.is_world_process_zero():
-                return
-            checkpoint.save_rollout_state(staged, self.rollout_state)
-            kind = "adapter" if isinstance(self.model, PeftModel) else "full"
-            if kind == "adapter":
-                names = [getattr(function, "__name__", type(function).__name__) for function in self.reward_funcs]
-                checkpoint.write_adapter_card(
-                    staged, base_model=self.model_path, step=step, rewards=names, loss_type=self.args.loss_type
-                )
-            final = output / staged.name
-            checkpoint.publish(staged, final)
-        size = checkpoint.size_bytes(final)
-        text = f"Checkpoint of step {step} written."
-        self._event("info", "checkpoint", text, step=step, path=str(final), size_bytes=size, kind=kind)
-        best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
-        rotate_checkpoints(output_dir=str(output), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
-
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Whether the evaluation is the best so far by metric_for_best_model; its step is saved then. NaN is never the best."""
-        name = self.args.metric_for_best_model
-        if name is None or math.isnan(metrics[name]):
-            return False
-        best = super()._determine_best_metric(metrics, trial)
+        best = self.checkpoints.has_value(metrics) and super()._determine_best_metric(metrics, trial)
         if best:
-            self.control.should_save = True
-            text = f"The best {name.replace('_', '/', 1)} so far, {metrics[name]:.4g}."
-            self._event("info", "best", text, step=self.state.global_step, metric=name, value=metrics[name])
+            self.checkpoints.note_best(metrics)
         return best
 
-    def _event(self, level: Any, name: str, text: str, **data: Any) -> None:
+    def event(self, level: Any, name: str, text: str, **data: Any) -> None:
+        """Tell the run's page something; data goes with it. Only the leading rank writes."""
         if self.spool is not None:
             self.spool.event(self.state.global_step, level, name, text, **data)
 
@@ -538,6 +457,8 @@ class _StepClock(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._trainer.start_generation()
+        if self._trainer.args.eval_at_start and not self._trainer.state.global_step:
+            self._trainer.evaluate()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._started = self._trainer.report.now()

@@ -103,7 +103,7 @@ def look_at_server(config: AsyncGRPOConfig, event: Callable[..., None]) -> str:
         server.close()
     if config.token_budget is None:
         config.token_budget = info.max_model_len
-    computed = "bfloat16" if config.bf16 else "float16" if config.fp16 else config.dtype
+    computed = config.compute_dtype
     if info.dtype != computed:
         event(
             "warning",

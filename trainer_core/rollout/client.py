@@ -28,7 +28,7 @@ from trainer_core.rollout.answers import (
     parse_choice,
     parse_metrics,
 )
-from trainer_core.rollout.sampling import Sampling, SupportSource
+from trainer_core.rollout.sampling import EVALUATING, Sampling, SupportSource
 from trainer_core.rollout.types import TurnRecord
 
 RETRIES = 3
@@ -66,6 +66,8 @@ class Server:
 class VLLMClient:
     """Talks to one or several servers. Create it inside the event loop; `close` it there.
 
+    An evaluation samples by `evaluation`; None: as training does. What servers tell is settled by `sampling`.
+
     `on_lost(url)` and `on_back(url)` are called when a server stops answering and when it answers again; `on_retry()` for
     each request that is sent again.
     """
@@ -75,6 +77,7 @@ class VLLMClient:
         urls: Sequence[str],
         sampling: Sampling,
         *,
+        evaluation: Sampling | None = None,
         request_timeout: float,
         ready_timeout: float,
         on_lost: Callable[[str], None],
@@ -83,6 +86,7 @@ class VLLMClient:
     ) -> None:
         self.servers = [Server(url.rstrip("/")) for url in urls]
         self.sampling = sampling
+        self.evaluation = evaluation or sampling
         self.request_timeout = request_timeout
         self.ready_timeout = ready_timeout
         self.model_name = ""
@@ -138,18 +142,19 @@ class VLLMClient:
 
     async def complete(self, policy: Policy, prompt_ids: list[int], max_tokens: int) -> TurnRecord:
         """One completion. Raises GenerationError, or ServerUnavailable when the server went away meanwhile."""
+        sampling = self.evaluation if EVALUATING.get() else self.sampling
         for attempt in range(RETRIES + 1):
             if attempt:
                 self._on_retry()
                 await asyncio.sleep(RETRY_WAIT_S * 2 ** (attempt - 1))
             server = self._least_loaded()
             seed = secrets.randbits(63) if server.seeds else None
-            route, body = self.sampling.request(server.support, policy.model_name, prompt_ids, max_tokens, seed)
+            route, body = sampling.request(server.support, policy.model_name, prompt_ids, max_tokens, seed)
             answer = await self._post(server, route, body)
             if answer is not None:
                 choice = answer["choices"][0]
                 if choice["finish_reason"] != "abort":
-                    return parse_choice(choice, prompt_ids, self.sampling, server.support, policy.version)
+                    return parse_choice(choice, prompt_ids, sampling, server.support, policy.version)
         raise GenerationError(f"the server at {server.url} failed the same request {RETRIES + 1} times")
 
     async def poll_metrics(self) -> list[ServerMetrics]:

@@ -7,6 +7,7 @@ is the policy of one step. `generate_one` is called with epoch -1.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ class Evaluation:
         rewards = [group.rewards[~np.isnan(group.rewards)] for group in groups if group is not None]
         wanted = len(self._rows) * self._loop.config.eval_num_generations
         scored = sum(len(values) for values in rewards)
-        return EvaluationDone(step, pass_rates(rewards), wanted, wanted - scored, time.monotonic() - started)
+        values = pass_rates(rewards, self._loop.config.eval_pass_above)
+        return EvaluationDone(step, values, wanted, wanted - scored, time.monotonic() - started)
 
     async def _group(self, step: int, row_index: int, row: dict[str, Any]) -> RolloutGroup | None:
         loop = self._loop
@@ -70,17 +72,34 @@ def stored_row(row_index: int) -> int:
     return -1 - row_index
 
 
-def pass_rates(rewards: list[np.ndarray]) -> dict[str, float]:
+def pass_rates(rewards: list[np.ndarray], above: float = 0.0) -> dict[str, float]:
     """Metrics of an evaluation from the scored rewards of each prompt; empty when nothing was scored.
 
-    A rollout passes when its reward is above 0. pass@1 is the share of a prompt's rollouts that pass, pass@k whether any does,
-    both averaged over prompts.
+    A rollout passes when its reward is above `above`. pass@1 is the share of a prompt's rollouts that pass, pass@k whether
+    any does, pass@2, pass@4, ... estimates of what 2, 4, ... rollouts would give; all averaged over prompts. A prompt with
+    fewer scored rollouts has no part in an estimate of more.
     """
     scored = [values for values in rewards if len(values)]
     if not scored:
         return {}
     return {
         "eval/reward": float(np.concatenate(scored).mean()),
-        "eval/pass@1": float(np.mean([(values > 0).mean() for values in scored])),
-        "eval/pass@k": float(np.mean([(values > 0).any() for values in scored])),
+        "eval/pass@1": float(np.mean([(values > above).mean() for values in scored])),
+        **_estimates([(len(values), int((values > above).sum())) for values in scored]),
+        "eval/pass@k": float(np.mean([(values > above).any() for values in scored])),
     }
+
+
+def _estimates(counts: list[tuple[int, int]]) -> dict[str, float]:
+    """pass@2, pass@4, ... from (rollouts, passed) of each prompt: the unbiased estimator of arXiv 2107.03374.
+
+    1 - C(n-c, k) / C(n, k) is the chance that k of the n rollouts, drawn without replacement, hold one of the c that pass.
+    """
+    estimates = {}
+    most = max(n for n, _ in counts)
+    k = 2
+    while k <= most:
+        chances = [1 - math.comb(n - passed, k) / math.comb(n, k) for n, passed in counts if n >= k]
+        estimates[f"eval/pass@{k}"] = float(np.mean(chances))
+        k *= 2
+    return estimates

@@ -37,9 +37,9 @@ from trainer_core.rollout.messages import (
     Stop,
     WeightsPushed,
 )
-from trainer_core.rollout.monitor import EVALUATING, Monitor
+from trainer_core.rollout.monitor import Monitor
 from trainer_core.rollout.reward_pool import RewardPool
-from trainer_core.rollout.sampling import Sampling
+from trainer_core.rollout.sampling import EVALUATING, Sampling
 from trainer_core.rollout.score_stage import ScoreStage
 from trainer_core.rollout.slots import Slots
 from trainer_core.rollout.staleness import StalenessAdmission
@@ -156,18 +156,17 @@ class AsyncRolloutLoop:
     async def run(self) -> None:
         """Generate and score until told to stop. Raises RolloutFailure when that has become pointless."""
         config = self.config
+        sampling = Sampling.of_training(config)
         self.client = VLLMClient(
             config.server_urls,
-            Sampling(
-                config.temperature, config.top_p, config.top_k, config.min_p, config.repetition_penalty,
-                config.num_sampler_logprobs if config.score_centering else 0,
-            ),
+            sampling,
+            evaluation=sampling.of_evaluation(config),
             request_timeout=config.request_timeout,
             ready_timeout=config.vllm_server_timeout,
             on_lost=lambda url: self.outbox.send(ServerLost(url)),
             on_back=lambda url: self.outbox.send(ServerBack(url)),
             on_retry=lambda: self.metrics.add("rollout/vllm_retry_total", 1.0),
-        )  # fmt: skip
+        )
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self.monitor.run())]
         try:
             await self.client.start()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback as tracebacks
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from trainer_core.rollout.answers import ServerMetrics
 from trainer_core.rollout.concurrency import ServerSample
 from trainer_core.rollout.link import Heartbeat
 from trainer_core.rollout.messages import WorkerEvent, WorkerMetrics
+from trainer_core.rollout.sampling import EVALUATING
 from trainer_core.rollout.types import Rollout
 from trainer_core.spool import Level
 
@@ -22,10 +22,6 @@ TICK_S = 0.05
 FLUSH_S = 1.0
 SERVER_POLL_S = 2.0
 MAX_DISTINCT_EVENTS = 100
-
-
-EVALUATING: ContextVar[bool] = ContextVar("evaluating", default=False)
-"""Set in the task of an evaluation and what it starts: the metrics of rollouts, tools and environments are of training."""
 
 
 class MetricValues:

@@ -8,9 +8,16 @@ log-probabilities of its `top_k` most likely tokens, among which those that were
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+if TYPE_CHECKING:
+    from trainer_core.config import AsyncGRPOConfig
+
+EVALUATING: ContextVar[bool] = ContextVar("evaluating", default=False)
+"""Set in the task of an evaluation and what it starts: it samples its own way, and metrics of rollouts, tools and environments
+are of training alone."""
 SupportSource = Literal["whole", "mask", "log-probs", "unknown"]
 """`whole`: nothing is cut off. `unknown`: something is, and the server cannot tell what."""
 
@@ -25,6 +32,17 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     top_log_probs: int = 0
+
+    @classmethod
+    def of_training(cls, config: AsyncGRPOConfig) -> Sampling:
+        top = config.num_sampler_logprobs if config.score_centering else 0
+        return cls(config.temperature, config.top_p, config.top_k, config.min_p, config.repetition_penalty, top)
+
+    def of_evaluation(self, config: AsyncGRPOConfig) -> Sampling:
+        """As in training but for what the evaluation has of its own; nobody looks at its log-probabilities."""
+        temperature = self.temperature if config.eval_temperature is None else config.eval_temperature
+        top_p = self.top_p if config.eval_top_p is None else config.eval_top_p
+        return replace(self, temperature=temperature, top_p=top_p, top_log_probs=0)
 
     @property
     def restricted(self) -> bool:

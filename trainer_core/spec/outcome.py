@@ -27,7 +27,21 @@ class EvaluationSpec(Section):
         ge=1,
         le=512,
         title="Rollouts per prompt",
-        description="k of pass@k, the share of prompts solved at least once.",
+        description="k of pass@k, the share of prompts solved at least once; below it pass@2, pass@4, ... are estimated.",
+    )
+    at_start: bool = Field(
+        False, title="Evaluate before training", description="One more evaluation at step 0, to compare with."
+    )
+    pass_above: float = Field(
+        0.0, title="Passes above", allow_inf_nan=False, json_schema_extra=ADVANCED,
+        description="A rollout passes when its reward is above this.",
+    )  # fmt: skip
+    temperature: float | None = Field(
+        None, ge=0, le=10, title="Temperature", json_schema_extra=ADVANCED,
+        description="Empty: as in training; 0 always takes the most likely token.",
+    )  # fmt: skip
+    top_p: float | None = Field(
+        None, gt=0, le=1, title="Top-p", json_schema_extra=ADVANCED, description="Empty: as in training."
     )
 
 

@@ -46,6 +46,14 @@ class RolloutSpec(Section):
         60.0, gt=0, le=3600, title="Reward timeout (s)", json_schema_extra=ADVANCED,
         description="One scoring call; a slower one is killed and its samples are unscorable.",
     )  # fmt: skip
+    max_generation_failures: int = Field(
+        10, ge=1, title="Failures in a row", json_schema_extra=ADVANCED,
+        description="When so many rollouts fail one after another, the run fails with the last error.",
+    )  # fmt: skip
+    heartbeat_stale_after_s: float = Field(
+        300.0, ge=10, title="Silence allowed (s)", json_schema_extra=ADVANCED,
+        description="A rollout process that says nothing for so long counts as hung, and the run fails.",
+    )  # fmt: skip
 
 
 class AgentSpec(Section):
@@ -66,6 +74,11 @@ class AgentSpec(Section):
     tool_timeout: float = Field(
         60.0, gt=0, le=3600, title="Tool timeout (s)", json_schema_extra=ADVANCED,
         description="One call of a tool or an environment; a slower one is given up.")  # fmt: skip
+    fork_threshold_tokens: int = Field(
+        1024, ge=0, title="Fork threshold (tokens)", json_schema_extra=ADVANCED,
+        description="Where the chat template writes earlier turns anew, fewer changed tokens than this leave the loss; more "
+        "begin a sequence of their own.",
+    )  # fmt: skip
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, title="Chat template options", json_schema_extra=ADVANCED,
         description="Arguments of the model's chat template, as YAML, e.g. {enable_thinking: false}.")  # fmt: skip

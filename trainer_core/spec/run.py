@@ -8,6 +8,7 @@ from typing import Annotated
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from trainer_core.spec.exporters import ExporterSpec
 from trainer_core.spec.inputs import DataSpec, ModelSpec, RewardSpec
 from trainer_core.spec.outcome import CheckpointSpec, EvaluationSpec
 from trainer_core.spec.rollouts import AgentSpec, RolloutSpec
@@ -51,6 +52,7 @@ class RunSpec(Section):
     resources: ResourceSpec = Field(default_factory=ResourceSpec, title="Devices")
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec, title="Evaluation")
     checkpoints: CheckpointSpec = Field(default_factory=CheckpointSpec, title="Checkpoints")
+    exporters: ExporterSpec = Field(default_factory=ExporterSpec, title="Exporters")
 
     @field_validator("secrets")
     @classmethod
@@ -93,6 +95,24 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _pushed_somehow(self) -> RunSpec:
+        if self.server.api_servers > 1 and self.lora.enabled and self.lora.push == "adapter":
+            raise ValueError(
+                f"server.api_servers is {self.server.api_servers} and lora.push is adapter; a vLLM server takes new adapters "
+                "with one API server only, so set lora.push to merged or auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _countable(self) -> RunSpec:
+        if self.data.streaming and self.training.max_epochs is not None:
+            raise ValueError(
+                f"training.max_epochs is {self.training.max_epochs:g}, but a stream does not say how many rows it has; leave "
+                "it empty, or turn data.streaming off"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _bounded_support(self) -> RunSpec:
         rollout = self.rollout
         if (rollout.top_p < 1 or rollout.min_p) and not rollout.top_k:
@@ -117,6 +137,8 @@ class RunSpec(Section):
     def _held_out(self) -> RunSpec:
         every, generated = self.evaluation.every_steps, self.data.source.startswith("reasoning_gym:")
         if every is None:
+            if self.evaluation.at_start:
+                raise ValueError("evaluation.at_start is on, but nothing is evaluated; set evaluation.every_steps")
             if self.checkpoints.keep_best_by:
                 raise ValueError(
                     f"checkpoints.keep_best_by is {self.checkpoints.keep_best_by}, but nothing is evaluated; set "

@@ -29,6 +29,19 @@ class ServerSpec(Section):
     startup_timeout: float = Field(
         600.0, gt=0, title="Start-up timeout (s)", description="How long the server may take to be ready.",
         json_schema_extra=ADVANCED)  # fmt: skip
+    api_servers: int = Field(
+        1, ge=1, le=32, title="API servers", json_schema_extra=ADVANCED,
+        description="Processes that answer requests. Several (8, say) help where one is busy writing top log-probabilities: "
+        "large batches on a fast GPU, vLLM 0.32 or newer. LoRA adapters then go to the server merged.",
+    )  # fmt: skip
+    request_timeout: float = Field(
+        600.0, gt=0, title="Request timeout (s)", json_schema_extra=ADVANCED,
+        description="One completion; a slower one fails its rollout.",
+    )  # fmt: skip
+    weight_sync_timeout: float = Field(
+        1800.0, gt=0, title="Weight push timeout (s)", json_schema_extra=ADVANCED,
+        description="One push of new weights to the server.",
+    )  # fmt: skip
     max_restarts: int = Field(3, ge=0, title="Restarts", description="How often a server that died is started again "
                               "in one attempt.", json_schema_extra=ADVANCED)  # fmt: skip
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from trainer_core.spec.section import ADVANCED, Section
 
 LossType = Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "gspo"]
+AttentionBackend = Literal["auto", "fa3-hub", "fa4-hub", "fa4", "varlen", "flex", "sdpa"]
 
 
 class TrainingSpec(Section):
@@ -17,6 +18,10 @@ class TrainingSpec(Section):
     max_steps: int = Field(
         200, ge=1, le=10_000_000, title="Optimizer steps", description="The run ends after this many steps."
     )
+    max_epochs: float | None = Field(
+        None, gt=0, title="Passes over the prompts", json_schema_extra=ADVANCED,
+        description="The run ends earlier when every prompt was used this often; empty: by its steps alone.",
+    )  # fmt: skip
     learning_rate: float = Field(1e-6, gt=0, le=1, title="Learning rate", description="AdamW. LoRA wants about 1e-4.")
     lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
         "constant", title="Schedule", description="Shape of the learning rate.", json_schema_extra=ADVANCED
@@ -61,17 +66,47 @@ class TrainingSpec(Section):
         5.0, gt=1, title="Ratio kept to", json_schema_extra=ADVANCED,
         description="Tokens whose trainer/sampler ratio is above this leave the loss.",
     )  # fmt: skip
+    beta: float = Field(
+        0.0, ge=0, le=10, title="KL to the start (beta)", json_schema_extra=ADVANCED,
+        description="Weight of the KL divergence to the model at the start; 0 needs no second model in memory. With LoRA the "
+        "base model is compared with.",
+    )  # fmt: skip
+    score_centering: bool = Field(
+        True, title="Score centering", json_schema_extra=ADVANCED,
+        description="Remove the drift towards the sampler that differing precisions and stale samples cause.",
+    )  # fmt: skip
+    num_sampler_logprobs: int = Field(
+        8, ge=1, le=32, title="Top tokens of the sampler", json_schema_extra=ADVANCED,
+        description="How many of its most likely tokens score centering looks at; each costs the server some processor time.",
+    )  # fmt: skip
+    router_aux_loss_coef: float | None = Field(
+        None, ge=0, le=10, title="Load balancing of experts", json_schema_extra=ADVANCED,
+        description="Weight of the balancing loss of a mixture of experts; empty: the model's own, 0: none. Must be empty for "
+        "a model without experts.",
+    )  # fmt: skip
+    attention_backend: AttentionBackend = Field(
+        "auto", title="Attention backend", json_schema_extra=ADVANCED,
+        description="auto takes the fastest that GPU and precision have; the run's events name it.",
+    )  # fmt: skip
+    compile_layers: bool = Field(
+        False, title="Compile layers", json_schema_extra=ADVANCED,
+        description="Faster steps after a first one that takes minutes; pays in long runs on a GPU.",
+    )  # fmt: skip
     weight_sync_steps: int = Field(
         1, ge=1, title="Steps between weight pushes", description="1 keeps the server as fresh as possible."
     )
     seed: int = Field(42, ge=0, title="Seed", description="Seed of initialisation and sampling.")
 
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM allows for --max-lora-rank."""
+
+
 class LoraSpec(Section):
     """Train a LoRA adapter instead of all weights."""
 
     enabled: bool = Field(True, title="LoRA", description="Train a low-rank adapter; off trains all weights.")
-    r: int = Field(16, ge=1, le=512, title="Rank", description="Rank of the adapter.")
+    r: int = Field(16, ge=1, le=LORA_RANKS[-1], title="Rank", description="Rank of the adapter.")
     alpha: int = Field(32, ge=1, title="Alpha", description="The adapter is scaled by alpha / rank.")
     dropout: float = Field(0.0, ge=0, lt=1, title="Dropout", description="Dropout on the adapter's input; makes the "
                            "trainer differ from the server.", json_schema_extra=ADVANCED)  # fmt: skip

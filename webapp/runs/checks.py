@@ -18,6 +18,7 @@ from trainer_core.spec import RunSpec
 from webapp.hosts.offers import offers
 from webapp.hosts.placement import gpu_of
 from webapp.rewards.models import RewardFunction
+from webapp.runs.exporters import check_exporters
 from webapp.runs.problems import Problem
 
 BUILTIN_MODELS = ("smollm2-135m-instruct",)
@@ -38,6 +39,7 @@ def check_spec(spec: RunSpec) -> list[Problem]:
         *_check_rewards(spec),
         *_check_devices(spec),
         *_check_disk(spec),
+        *check_exporters(spec),
     ]
 
 

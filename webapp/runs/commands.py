@@ -44,7 +44,8 @@ def uses_adapter_sync(spec: RunSpec, device: Device) -> bool:
     Not on a CPU, unless asked for: there vLLM's LoRA layers take four times the processor time of the model itself, while
     merged weights cost a second a push (docs/serving.md).
     """
-    return spec.lora.enabled and (spec.lora.push == "adapter" or (spec.lora.push == "auto" and device == "cuda"))
+    adapters_pay = device == "cuda" and spec.server.api_servers == 1  # several refuse to load adapters
+    return spec.lora.enabled and (spec.lora.push == "adapter" or (spec.lora.push == "auto" and adapters_pay))
 
 
 def transfer_backend(device: Device, apart: bool) -> str:
@@ -73,6 +74,8 @@ def serve_command(
     argv += ["--weight-transfer-config", json.dumps({"backend": transfer_backend(device, apart)})]
     if spec.model.trust_remote_code:
         argv += ["--trust-remote-code"]
+    if server.api_servers > 1:
+        argv += ["--api-server-count", str(server.api_servers)]
     if server.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(server.max_num_seqs)]
     env = {

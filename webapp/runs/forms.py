@@ -25,6 +25,9 @@ SHOWN_IF = {
     **{f"data.{name}": ("data.source", "^reasoning_gym:") for name in ("size", "options")},
     "data.split": ("data.source", r"^(?!reasoning_gym:)(?!.*\.(jsonl|csv|parquet)$)"),
     "training.warmup_steps": ("training.lr_scheduler_type", "^(?!constant$)"),
+    "training.num_sampler_logprobs": ("training.score_centering", "^on$"),
+    "exporters.project": ("exporters.targets", "wandb|trackio|mlflow"),
+    "exporters.mlflow_url": ("exporters.targets", "mlflow"),
 }
 """Fields that matter only while another field's text matches a pattern."""
 REWARD_LIMIT = 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.trainer_core.rollout.mini_trainer import MiniTrainer
 from tests.trainer_core.rollout.stub_server import StubServer
 from trainer_core.rollout.evaluation import pass_rates
 from trainer_core.rollout.loop import AsyncRolloutLoop
+from trainer_core.rollout.sampling import Sampling
 from trainer_core.rollout.state import prompt_order
 from trainer_core.spec import RunSpec
 
@@ -42,7 +44,9 @@ def test_an_evaluation_counts_each_prompt_and_leaves_out_what_has_no_score(make:
     trainer = make(rewards=[graded], eval_rows=eval_rows(4), eval_num_generations=2)
     trainer.run(lambda t: t.evaluate(3))
     (done,) = trainer.evaluations
-    assert done.values == {"eval/reward": (0 + 0 + 1 + 1 + 0 + 3) / 6, "eval/pass@1": 0.5, "eval/pass@k": 2 / 3}
+    assert done.values == {
+        "eval/reward": (0 + 0 + 1 + 1 + 0 + 3) / 6, "eval/pass@1": 0.5, "eval/pass@2": 2 / 3, "eval/pass@k": 2 / 3
+    }  # fmt: skip
     assert (done.step, done.rollouts, done.unscored) == (3, 8, 2)
     lines = [json.loads(line) for line in trainer.rollouts_path.read_text().splitlines()]  # type: ignore[union-attr]
     stored = [line["rollout"] for line in lines if "evaluation" in line["rollout"]]
@@ -133,6 +137,39 @@ def test_pass_rates(rewards: list[list[float]]) -> None:
     assert found["eval/pass@1"] == pytest.approx(sum(sum(values) / len(values) for values in passed) / len(passed))
     assert found["eval/pass@k"] == pytest.approx(sum(any(values) for values in passed) / len(passed))
     assert found["eval/pass@1"] <= found["eval/pass@k"] + 1e-12
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=4), st.integers(0, 2))
+def test_estimates_are_the_mean_over_all_draws(rewards: list[list[int]], above: int) -> None:
+    """pass@k against every way to draw k of a prompt's rollouts."""
+    found = pass_rates([np.array(values, float) for values in rewards], above)
+    for k in (2, 4):
+        draws = [
+            np.mean([max(drawn) > above for drawn in combinations(values, k)]) for values in rewards if len(values) >= k
+        ]
+        assert found.get(f"eval/pass@{k}") == (pytest.approx(np.mean(draws)) if draws else None)
+    assert "eval/pass@8" not in found
+    assert found["eval/pass@k"] == pytest.approx(np.mean([max(values) > above for values in rewards]))
+
+
+def test_an_evaluation_samples_its_own_way(make: MakeTrainer, server: StubServer, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    trainer = make(eval_rows=eval_rows(3), rewards=[first_token], eval_temperature=0.0, eval_top_p=0.7,
+                   eval_pass_above=1e9, temperature=0.8)  # fmt: skip
+
+    async def steps(trainer: MiniTrainer) -> None:
+        await trainer.train(1)
+        await trainer.evaluate(1)
+
+    trainer.run(steps)
+    asked: dict[bool, set[tuple[float, float]]] = {True: set(), False: set()}
+    for body in server.requests:
+        asked["eval" in tokenizer.decode(body["prompt"])].add((body["temperature"], body["top_p"]))
+    assert asked == {True: {(0.0, 0.7)}, False: {(0.8, 1.0)}}
+    assert Sampling(top_k=5, top_log_probs=8).of_evaluation(trainer.config) == Sampling(0.0, 0.7, 5, top_log_probs=0)
+    assert trainer.evaluations[0].values["eval/pass@1"] == 0.0
 
 
 def spec(**sections: Any) -> RunSpec:

@@ -112,10 +112,10 @@ def test_a_trainer_whose_worker_is_killed_ends_with_the_reason(
 
     def kill() -> None:
         assert wait_until(lambda: trainer.state.global_step >= 1, 600)
-        assert trainer.worker is not None
-        assert trainer.worker.pid is not None
-        family.extend(psutil.Process(trainer.worker.pid).children(recursive=True))
-        os.kill(trainer.worker.pid, signal.SIGKILL)
+        assert trainer.generation is not None
+        assert trainer.generation.worker.pid is not None
+        family.extend(psutil.Process(trainer.generation.worker.pid).children(recursive=True))
+        os.kill(trainer.generation.worker.pid, signal.SIGKILL)
         killed.append(time.monotonic())
 
     killer = threading.Thread(target=kill)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer_core.training.replay import CountingSync, ReplayWorker, prompts, save_tiny_llama
-from trainer_core import trainer as trainer_module
+from trainer_core import generation
 from trainer_core.config import AsyncGRPOConfig
 from trainer_core.trainer import AsyncGRPOTrainer
 
@@ -28,9 +28,9 @@ def make_trainer(
 ) -> Iterator[Callable[..., AsyncGRPOTrainer]]:
     """Builds a trainer whose worker replays `ReplayWorker.samples` and whose pushes go nowhere."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(trainer_module, "RolloutWorker", ReplayWorker)
-    monkeypatch.setattr(trainer_module, "choose_sync", lambda **_: CountingSync())
-    monkeypatch.setattr(trainer_module, "look_at_server", lambda *_: None)
+    monkeypatch.setattr(generation, "RolloutWorker", ReplayWorker)
+    monkeypatch.setattr(generation, "choose_sync", lambda **_: CountingSync())
+    monkeypatch.setattr(generation, "look_at_server", lambda *_: None)
 
     def make(samples: list[Any], *, rows: int = 100, peft_config: Any = None, **settings: Any) -> AsyncGRPOTrainer:
         ReplayWorker.samples = samples

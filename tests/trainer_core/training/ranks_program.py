@@ -18,7 +18,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from tests.trainer_core.training.replay import CountingSync, ReplayWorker, make_group, prompts
-from trainer_core import distributed
+from trainer_core import distributed, generation
 from trainer_core import trainer as trainer_module
 from trainer_core.config import AsyncGRPOConfig
 from trainer_core.sync.gathering import WEIGHTS, Kind
@@ -69,9 +69,9 @@ def main(job: dict[str, Any]) -> None:
     output = Path(job["output"])
     lora = None if job.get("lora") is None else LoraConfig(**job["lora"])
     kinds: list[Kind] = ["full"] if lora is None else ["merged", "adapter"]
-    trainer_module.RolloutWorker = ReplayWorker  # type: ignore[misc,assignment]
-    trainer_module.choose_sync = lambda summon=None, **_: GatheringSync(summon, output, kinds)  # type: ignore[assignment]
-    trainer_module.look_at_server = lambda *_: job.get("served_dtype")  # type: ignore[assignment,return-value]
+    generation.RolloutWorker = ReplayWorker  # type: ignore[misc,assignment]
+    generation.choose_sync = lambda summon=None, **_: GatheringSync(summon, output, kinds)  # type: ignore[assignment]
+    generation.look_at_server = lambda *_: job.get("served_dtype")  # type: ignore[assignment,return-value]
     rows = job.get("rows", 9)
     ReplayWorker.samples = [
         sample for row in range(rows) for sample in make_group(row, size=1 if row == rows - 1 else 4)

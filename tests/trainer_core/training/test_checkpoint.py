@@ -47,7 +47,7 @@ def test_resumed_run_is_bit_for_bit_the_run_that_went_on(
     assert resumed.state.global_step == 6
     for name, value in weights(resumed).items():
         assert torch.equal(value, expected[name]), name
-    assert resumed.sync.pushed == [3, 4, 5, 6]  # the restored weights first
+    assert resumed.generation.sync.pushed == [3, 4, 5, 6]  # the restored weights first
     assert resumed.rollout_state.prompts_done() == 12
     assert resumed.rollout_state.to_json() == straight.rollout_state.to_json()
     old, new = (spool_lines(trainer, "metrics") for trainer in (straight, resumed))
@@ -78,7 +78,7 @@ def test_a_fork_begins_at_step_0_with_the_weights_of_a_checkpoint_and_all_prompt
     fork = make_trainer(groups(12), peft_config=peft_config, **settings)
     fork.train(resume_from_checkpoint=str(start))
     assert [line["step"] for line in spool_lines(fork, "metrics")] == [1, 2]
-    assert fork.sync.pushed == [1, 2, 3]  # the server gets the checkpoint's weights before anything is generated
+    assert fork.generation.sync.pushed == [1, 2, 3]  # the checkpoint's weights first
     assert fork.rollout_state.prompts_done() == 4
     for name, value in weights(fork).items():
         assert torch.equal(value, expected[name]), name

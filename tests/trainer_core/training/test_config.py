@@ -70,6 +70,10 @@ def test_derived_values(tmp_path: Path) -> None:
         ({"use_liger_kernel": True}, NotImplementedError, "use_liger_kernel is not supported"),
         ({"eval_strategy": "epoch"}, NotImplementedError, "evaluation happens every eval_steps steps"),
         ({"eval_steps": 5, "weight_sync_steps": 2}, ValueError, "it must be a multiple of weight_sync_steps (2)"),
+        ({"max_epochs": 0.0}, ValueError, "max_epochs is 0.0; it must be above 0, or None"),
+        ({"eval_top_p": 0.0}, ValueError, "eval_top_p is 0.0; it must be above 0 and at most 1, or None"),
+        ({"eval_temperature": -1.0}, ValueError, "eval_temperature is -1.0; it must be at least 0, or None"),
+        ({"eval_at_start": True}, ValueError, "eval_at_start is on, but nothing is evaluated; set eval_steps"),
         ({"neftune_noise_alpha": 1.0}, NotImplementedError, "neftune_noise_alpha"),
     ],
 )

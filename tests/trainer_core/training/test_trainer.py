@@ -38,7 +38,8 @@ def spool_lines(trainer: Any, kind: str) -> list[dict[str, Any]]:
 
 
 def events(trainer: Any) -> list[str]:
-    return [line["name"] for line in spool_lines(trainer, "event")]
+    """Names of the events, but for the warning that is always there: replayed samples are of no model."""
+    return [line["name"] for line in spool_lines(trainer, "event") if line["name"] != "parity"]
 
 
 def sent(kind: type) -> list[Any]:
@@ -52,7 +53,7 @@ def test_a_step_trains_pushes_releases_and_reports(make_trainer: MakeTrainer) ->
     assert all((value != before[name]).any() for name, value in trainer.model.state_dict().items())
     metrics = spool_lines(trainer, "metrics")
     assert [line["step"] for line in metrics] == [1, 2, 3]
-    assert trainer.sync.pushed == [1, 2, 3]
+    assert trainer.generation.sync.pushed == [1, 2, 3]
     assert [(message.version, message.model_name) for message in sent(WeightsPushed)] == [
         (1, "policy-v1"), (2, "policy-v2"), (3, "policy-v3"),
     ]  # fmt: skip
@@ -159,6 +160,23 @@ def test_epochs_count_distinct_prompts_and_dropped_ones(make_trainer: MakeTraine
     assert trainer.state.epoch == 1
 
 
+def test_passes_over_the_prompts_may_end_a_run_before_its_steps(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(groups(4), rows=4, max_steps=50, max_epochs=1)
+    trainer.train()
+    assert [line["step"] for line in spool_lines(trainer, "metrics")] == [1, 2]
+    assert trainer.rollout_state.prompts_done() == 4
+
+
+def test_the_attention_backend_can_be_chosen_and_is_named(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(groups(2), max_steps=1, attention_backend="flex")
+    assert trainer.backend == "flex"
+    trainer = make_trainer(groups(2), max_steps=1)
+    trainer.train()
+    (started,) = (line for line in spool_lines(trainer, "event") if line["name"] == "started")
+    assert started["text"] == "Training started; attention runs on sdpa."
+    assert started["data"]["attention"] == "sdpa"
+
+
 def test_oversize_samples_are_dropped_and_warned_about(make_trainer: MakeTrainer) -> None:
     samples = groups(4)
     budget = sorted(len(sample.input_ids) - 1 for sample in samples)[-2]
@@ -231,7 +249,7 @@ def test_worker_messages_reach_spool_and_metrics(make_trainer: MakeTrainer) -> N
     assert values["rollout/generated_tok_s"] == 20
     assert values["rollout/fork_frac"] == 0.125
     assert events(trainer) == ["started", "reward_error", "server_lost", "server_back", "first_step"]
-    assert trainer.sync.pushed == [0, 1]
+    assert trainer.generation.sync.pushed == [0, 1]
     kinds = [type(message) for message in ReplayWorker.made[-1].sent if not isinstance(message, GroupConsumed)]
     assert kinds == [WeightsPushed, ServersReady, WeightsPushed]
 
@@ -239,7 +257,7 @@ def test_worker_messages_reach_spool_and_metrics(make_trainer: MakeTrainer) -> N
 def test_weights_are_pushed_every_few_steps(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(groups(8), max_steps=4, weight_sync_steps=2)
     trainer.train()
-    assert trainer.sync.pushed == [1, 2]
+    assert trainer.generation.sync.pushed == [1, 2]
 
 
 def test_score_centering_off_needs_no_top_log_probabilities(make_trainer: MakeTrainer) -> None:
@@ -256,12 +274,13 @@ def test_bad_arguments_are_refused_before_the_model_loads(
 ) -> None:
     from datasets import Dataset
 
+    from trainer_core import generation
     from trainer_core import trainer as trainer_module
     from trainer_core.config import AsyncGRPOConfig
     from trainer_core.rollout.worker import RolloutWorker
 
     monkeypatch.setattr(trainer_module, "_load", lambda *_: pytest.fail("the model was loaded"))
-    monkeypatch.setattr(trainer_module, "RolloutWorker", RolloutWorker)
+    monkeypatch.setattr(generation, "RolloutWorker", RolloutWorker)
     args = AsyncGRPOConfig(output_dir=str(tmp_path))
     data = Dataset.from_list([{"prompt": "w1"}])
     build = trainer_module.AsyncGRPOTrainer
@@ -273,6 +292,9 @@ def test_bad_arguments_are_refused_before_the_model_loads(
         build(str(tiny_llama), [3], args, data)  # type: ignore[list-item]
     with pytest.raises(TypeError, match="model is a int"):
         build(3, len, args, data)  # type: ignore[arg-type]
+    with_kernel = AsyncGRPOConfig(output_dir=str(tmp_path), attention_backend="fa3-hub", bf16=False)
+    with pytest.raises(ValueError, match="attention backend 'fa3-hub' computes in 16 bits"):
+        build(str(tiny_llama), len, with_kernel, data)
     with pytest.raises(ValueError, match="eval_dataset is given without eval_steps"):
         build(str(tiny_llama), len, args, data, eval_dataset=data)
     with pytest.raises(ValueError, match="eval_steps is given without eval_dataset"):

@@ -24,6 +24,19 @@ def test_the_preview_is_what_will_be_started(device: str) -> None:
     assert shown["Trainer"][1:] == train_command(plan).argv[1:]
 
 
+def test_several_api_servers_are_asked_for_and_rule_out_adapters() -> None:
+    spec = sample_spec()
+    spec.lora.push = "auto"
+    usual = serve_command(spec, model_path="/models/m", port=8123, device="cuda")
+    assert "--api-server-count" not in usual.argv
+    assert "--enable-lora" in usual.argv
+    spec.server.api_servers = 4
+    several = serve_command(spec, model_path="/models/m", port=8123, device="cuda")
+    assert several.argv[several.argv.index("--api-server-count") + 1] == "4"
+    assert "--enable-lora" not in several.argv
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in several.env  # vLLM refuses to start with both
+
+
 def test_shell_text_quotes_what_a_shell_would_take_apart() -> None:
     command = Command(["/usr/bin/python3", "-m", "x", "--config", '{"a": "b c"}', "it's"], {"NAME": "a b"})
     assert shlex.split(shell_text(command)) == ["NAME=a b", "python", "-m", "x", "--config", '{"a": "b c"}', "it's"]
