@@ -156,7 +156,9 @@ def apart(item: PackItem, index: int) -> PackItem:
     return copy
 
 
-def step(model: Any, optimizer: Any, rows: list[PackedRow], device: torch.device) -> tuple[float, float, float, float]:
+def step(
+    model: Any, optimizer: Any, rows: list[PackedRow], device: torch.device, autocast: bool = True
+) -> tuple[float, float, float, float]:
     """Seconds of forward and backward, of the whole step, peak GiB, and the loss."""
     totals = StepTotals(sum(row.terms for row in rows), sum(row.samples for row in rows))
     backend = choose_backend(device, torch.bfloat16)
@@ -164,7 +166,7 @@ def step(model: Any, optimizer: Any, rows: list[PackedRow], device: torch.device
         torch.cuda.reset_peak_memory_stats()
     started, total = now(device), 0.0
     for row in rows:
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
             terms = loss_inputs(model, row, device=device, backend=backend, temperature=1.0, weight_version=0)
             loss, _ = policy_loss(terms, SETTINGS, totals)
         loss.backward()
