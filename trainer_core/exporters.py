@@ -23,8 +23,10 @@ from trainer_core.spec import ExporterSpec
 
 WAITING = 1000
 """Logs that may wait for an exporter; more are left out."""
-END_S = 20.0
-"""How long the end of training waits for an exporter to send the rest."""
+STALLED_S = 10.0
+"""At the end of training an exporter may send the rest, as long as it has not stood still for so long, ..."""
+END_S = 120.0
+"""... and no longer than this in all."""
 
 
 def environment(wanted: ExporterSpec, run_dir: Path) -> dict[str, str]:
@@ -80,19 +82,25 @@ class _Exporter:
         self._failure: BaseException | None = None
         self._told = False
         self._left_out = 0
+        self._done = 0
 
     def start(self) -> None:
         self._thread.start()
 
     def end(self, deadline: float) -> None:
-        """Wait until what is queued was exported, at most until `deadline`, and say what was not."""
-        if self._thread.is_alive():
-            with contextlib.suppress(queue.Full):
-                self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+        """Wait until what is queued was exported, while that advances and at most until `deadline`; say what was not."""
+        done, stalled_at, asked = self._done, time.monotonic() + STALLED_S, False
+        while self._thread.is_alive() and time.monotonic() < min(deadline, stalled_at):
+            if not asked:
+                with contextlib.suppress(queue.Full):
+                    self._queue.put_nowait(None)
+                    asked = True
+            self._thread.join(0.1)
+            if self._done != done:
+                done, stalled_at = self._done, time.monotonic() + STALLED_S
         self._tell()
         if self._thread.is_alive():
-            self._warn(f"did not finish within {END_S:.0f} s; its last values may be missing there.")
+            self._warn("did not finish; its last values may be missing there.")
         elif self._left_out:
             self._warn(f"was too slow: {self._left_out} logs are missing there.")
 
@@ -127,6 +135,7 @@ class _Exporter:
             while (call := self._queue.get()) is not None:
                 moment, args, state, context = call
                 getattr(callback, moment)(args, state, TrainerControl(), **context)
+                self._done += 1
         # whatever another library raises, an exit included, is told and ends this exporter only
         except BaseException as error:  # noqa: BLE001
             self._failure = error

@@ -47,6 +47,12 @@ class NotThere(TrainerCallback):
         raise RuntimeError("Run `pip install nothing`.")
 
 
+class Slow(Tracker):
+    def on_log(self, *args: Any, **context: Any) -> None:
+        time.sleep(0.5)
+        super().on_log(*args, **context)
+
+
 class Hanging(TrainerCallback):
     asked = threading.Event()
 
@@ -95,14 +101,21 @@ def test_one_that_fails_is_told_and_the_others_go_on(train: Callable[..., Any]) 
 
 
 def test_one_that_hangs_is_left_behind(train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporters, "END_S", 0.5)
+    monkeypatch.setattr(exporters, "STALLED_S", 0.5)
     monkeypatch.setattr(exporters, "WAITING", 2)
     Hanging.asked.clear()
     started = time.monotonic()
     told = warnings(train(hanging=Hanging))
     assert time.monotonic() - started < 30
-    assert told == ["The exporter hanging did not finish within 0 s; its last values may be missing there."]
+    assert told == ["The exporter hanging did not finish; its last values may be missing there."]
     Hanging.asked.set()
+
+
+def test_one_that_is_slow_may_send_the_rest(train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporters, "STALLED_S", 1.5)
+    Tracker.calls = []
+    assert warnings(train(slow=Slow)) == []
+    assert [name for name, *_ in Tracker.calls] == ["mine", "log", "log", "log", "log", "end"]
 
 
 def test_a_name_that_is_not_known_is_refused(make_trainer: MakeTrainer) -> None:
