@@ -14,14 +14,15 @@ from django.views.decorators.http import require_safe
 
 from webapp.metrics.charts import describe_metric
 from webapp.metrics.models import Series
+from webapp.metrics.overview import evaluates, reward_metrics
 from webapp.runs import forms
 from webapp.runs.models import Run
 
 METRICS = (
-    "reward", "frac_reward_zero_std", "completions/mean_length", "entropy", "kl", "sampling/mismatch_kl", "loss",
+    "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "entropy", "kl", "sampling/mismatch_kl", "loss",
     "sample/staleness_mean", "perf/forwarded_tok_s_wall_clock", "rollout/generated_tok_s", "perf/step_s", "perf/rollout_wait_s",
 )  # fmt: skip
-"""Charts of a comparison that names no metric."""
+"""Charts of a comparison that names no metric; evaluations and reward functions of the runs come after the first."""
 PICKABLE = 200
 """Newest runs that are offered for adding."""
 NAMES = 2000
@@ -41,7 +42,8 @@ def compare(request: HttpRequest) -> HttpResponse:
         messages.error(request, f"The runs can't be grouped by {group!r:.80}; settings that differ are {there}.")
         group = ""
     label = next((row["values"] for row in every if row["path"] == group), [""] * len(runs))
-    metrics = [name for name in dict.fromkeys(request.GET.getlist("metric")) if name] or list(METRICS)
+    metrics = [name for name in dict.fromkeys(request.GET.getlist("metric")) if name]
+    metrics = metrics or _metrics(runs)
     context = {
         "runs": runs, "rows": every if request.GET.get("all") == "1" else differing, "equal": len(every) - len(differing),
         "paths": paths, "group": group, "chosen": request.GET.getlist("metric"),
@@ -53,6 +55,23 @@ def compare(request: HttpRequest) -> HttpResponse:
         "names": _names(runs), "pickable": _pickable(runs),
     }  # fmt: skip
     return render(request, "runs/compare.html", context)
+
+
+@require_safe
+def compare_export(request: HttpRequest) -> HttpResponseBase:
+    """Every point of a chart of the page: `run` and `metric` may be repeated, as there. 404 when there are none."""
+    runs = _runs(request)
+    metrics = [name for name in request.GET.getlist("metric") if name]
+    if not metrics or not Series.objects.filter(run__in=runs, name__in=metrics, points__gt=0).exists():
+        raise Http404("Name runs and a metric that at least one of them has reported.")
+    return export.response_of_several(runs, metrics)
+
+
+def _metrics(runs: Sequence[Run]) -> list[str]:
+    """What a comparison of these runs shows unless told otherwise."""
+    specs = [run.spec for run in runs]
+    evaluation = ["eval/reward"] if any(map(evaluates, specs)) else []
+    return [METRICS[0], *evaluation, *reward_metrics(specs), *METRICS[1:]]
 
 
 def settings_of(specs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

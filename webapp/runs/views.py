@@ -18,8 +18,8 @@ from webapp.accounts.models import User
 from webapp.accounts.permissions import Action, require
 from webapp.checkpoints import files
 from webapp.fragments import unless_seen
-from webapp.metrics.overview import CHARTS
-from webapp.runs import alerts, editing, forms, lifecycle, queries, services
+from webapp.metrics.overview import charts_of
+from webapp.runs import alerts, describing, editing, forms, lifecycle, queries, services
 from webapp.runs import page as run_page
 from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import LIVE, Run, State
@@ -139,7 +139,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
 @require_safe
 def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_run(run_id)
-    context = {**_live_context(request, run, "overview"), "overview": CHARTS}
+    context = {**_live_context(request, run, "overview"), "overview": charts_of(run.spec)}
     return render(request, "runs/overview.html", context)
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from webapp.metrics import charts, export
 from webapp.metrics.lines import MAX_NAME
-from webapp.metrics.overview import CHARTS
+from webapp.metrics.overview import charts_of
 from webapp.reports import rendering
 from webapp.runs.models import Run
 from webapp.runs.problems import from_pydantic
@@ -69,7 +69,7 @@ def show(request: HttpRequest, link: ShareLink, token: str) -> HttpResponse:
     run = link.run
     spec = run.run_spec().model_copy(update={"secrets": []})
     context = {
-        "run": run, "link": link, "overview": CHARTS, "yaml": spec.to_yaml(), "max_steps": spec.training.max_steps,
+        "run": run, "link": link, "overview": charts_of(run.spec), "yaml": spec.to_yaml(), "max_steps": spec.training.max_steps,
         "data_url": _data_url(token, run),
     }  # fmt: skip
     return render(request, "sharing/shared_run.html", context)

@@ -187,6 +187,7 @@ function layout(chart, shown, marks, view, colours) {
   const range = yRange(chart, shown, view);
   if (range) Object.assign(yaxis, { autorange: false, range: log ? range.map(Math.log10) : range });
   if (chart.kind === "mirror") Object.assign(yaxis, absoluteTicks(shown, range), { zerolinecolor: colours.muted });
+  const limit = limitLine(chart, log, font, colours);
   const boundaries = marks.attempts.filter((attempt) => attempt.number > marks.attempts[0].number);
   return {
     font, xaxis, yaxis, margin: { l: 44, r: 10, t: 6, b: 26 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -194,14 +195,28 @@ function layout(chart, shown, marks, view, colours) {
     hovermode: "x unified", hoverlabel: { bgcolor: colours.surface, bordercolor: colours.grid, font: { ...font, color: colours.text } },
     showlegend: chart.metrics.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font },
     dragmode: "zoom", uirevision: "kept", barmode: "stack", autosize: true,
-    shapes: boundaries.map((attempt) => ({
+    shapes: [...limit.shapes, ...boundaries.map((attempt) => ({
       type: "line", yref: "paper", y0: 0, y1: 1, x0: toAxis(view.axis, attempt.x), x1: toAxis(view.axis, attempt.x),
       line: { color: colours.muted, width: 1, dash: "dot" },
-    })),
-    annotations: boundaries.map((attempt) => ({
+    }))],
+    annotations: [...limit.annotations, ...boundaries.map((attempt) => ({
       x: toAxis(view.axis, attempt.x), yref: "paper", y: 1, yanchor: "top", xanchor: "left", showarrow: false,
       text: `attempt ${attempt.number}`, font: { ...font, size: 10 },
-    })),
+    }))],
+  };
+}
+
+/** The setting that bounds what a chart shows: a dashed line with its name. A log axis has no place for zero. */
+function limitLine(chart, log, font, colours) {
+  if (!chart.limit || (log && chart.limit.value <= 0)) return { shapes: [], annotations: [] };
+  const { name, value } = chart.limit;
+  return {
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: value, y1: value, line: { color: colours.danger, width: 1.2, dash: "dash" } }],
+    annotations: [{
+      xref: "paper", x: 1, xanchor: "right", y: log ? Math.log10(value) : value, yanchor: "bottom", showarrow: false,
+      text: plain(`${name} ${number(value)}`), font: { ...font, size: 10, color: colours.danger },
+      bgcolor: alpha(colours.surface, 0.75), borderpad: 1,
+    }],
   };
 }
 
@@ -220,8 +235,11 @@ export function yRange(chart, shown, view) {
   }
   if (!values.length) return null;
   values.sort((a, b) => a - b);
+  const limit = chart.limit && !(view.log && chart.limit.value <= 0) ? [chart.limit.value] : [];
   const at = (share) => values[Math.round(share * (values.length - 1))];
-  const [low, high] = view.outliers ? [values[0], values[values.length - 1]] : [at(0.02), at(0.98)];
+  const edges = view.outliers ? [values[0], values[values.length - 1]] : [at(0.02), at(0.98)];
+  const low = Math.min(edges[0], ...limit);
+  const high = Math.max(edges[1], ...limit);
   if (view.log && chart.kind === "line") return [low * 0.9, high * 1.1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   return [low - pad, high + pad];
