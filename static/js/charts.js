@@ -1,14 +1,16 @@
 // The charts of a run's page; docs/charts.md says which elements and attributes a page offers.
 //
 // This file has the page's side: toolbar, view in the URL, mounting on scroll, polling. charts/data.js keeps the numbers,
-// charts/figure.js turns them into Plotly figures.
+// charts/figure.js turns them into Plotly figures, charts/controls.js has what other pages with charts need too.
 "use strict";
 
 (async () => {
   const section = document.getElementById("charts");
   if (!section) return;
   const base = new URL("charts/", document.currentScript?.src ?? section.dataset.script ?? "/static/js/");
-  const [{ RunData }, figures] = await Promise.all([import(new URL("data.js", base)), import(new URL("figure.js", base))]);
+  const parts = ["data.js", "figure.js", "controls.js"].map((name) => import(new URL(name, base)));
+  const [{ RunData }, figures, controls] = await Promise.all(parts);
+  const { element } = controls;
 
   const LIVE_MS = 1500;
   const ENDED_MS = 30000; // a run may be resumed
@@ -16,52 +18,16 @@
   const SLOWEST_RETRY_MS = 30000;
   const AXES = { step: "Step", time: "Time", tokens: "Tokens" };
 
+  const exported = section.dataset.url.replace(/chart$/, "metrics/export");
   const data = new RunData(section.dataset.url);
-  const view = viewFromUrl();
+  const view = controls.viewFromUrl(AXES);
   const charts = [];
   const waiting = new Set(); // charts that came into view and have no numbers yet
-  let colours = readColours();
+  let colours = controls.readColours();
   let updatedAt = null;
   let problem = null;
   let failures = 0;
   let timer = null;
-
-  // ---- the view: what the toolbar sets and the URL keeps
-
-  function viewFromUrl() {
-    const query = new URLSearchParams(location.search);
-    const axis = query.get("axis") in AXES ? query.get("axis") : "step";
-    const edges = [query.get("from"), query.get("to")].map((text) => (text === null ? NaN : Number(text)));
-    const smooth = Number(query.get("smooth"));
-    return {
-      axis, log: query.get("log") === "1", outliers: query.get("outliers") !== "0",
-      smooth: smooth > 0 && smooth < 1 ? smooth : 0,
-      range: edges.every(Number.isFinite) && edges[0] < edges[1] ? edges : null,
-    };
-  }
-
-  function viewToUrl() {
-    const query = new URLSearchParams(location.search);
-    const put = (key, value, usual) => (value === usual ? query.delete(key) : query.set(key, value));
-    put("axis", view.axis, "step");
-    put("log", view.log ? "1" : "0", "0");
-    put("outliers", view.outliers ? "1" : "0", "1");
-    put("smooth", String(view.smooth), "0");
-    put("from", view.range ? String(Number(view.range[0].toPrecision(12))) : "", "");
-    put("to", view.range ? String(Number(view.range[1].toPrecision(12))) : "", "");
-    const text = query.toString();
-    history.replaceState(history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
-  }
-
-  function element(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name in made && name !== "list") made[name] = value;
-      else made.setAttribute(name, value);
-    }
-    made.append(...children);
-    return made;
-  }
 
   // ---- toolbar
 
@@ -69,39 +35,21 @@
   const resetZoom = element("button", { type: "button", className: "button small", textContent: "Reset zoom", hidden: !view.range });
 
   function toolbar() {
-    const axis = element("select", { "aria-label": "Horizontal axis" });
-    for (const [value, label] of Object.entries(AXES)) axis.append(element("option", { value, textContent: label }));
-    axis.value = view.axis;
-    axis.addEventListener("change", () => {
-      view.axis = axis.value;
-      view.range = null;
-      reload();
-    });
-    const smooth = element("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smooth) });
-    const shown = element("output", { textContent: view.smooth ? view.smooth.toFixed(2) : "off" });
-    smooth.addEventListener("input", () => {
-      view.smooth = Number(smooth.value);
-      shown.textContent = view.smooth ? view.smooth.toFixed(2) : "off";
+    const set = (key) => (value) => {
+      view[key] = value;
       changed();
-    });
-    const check = (label, key, whenChecked) => {
-      const box = element("input", { type: "checkbox", checked: view[key] === whenChecked });
-      box.addEventListener("change", () => {
-        view[key] = box.checked === whenChecked;
-        changed();
-      });
-      return element("label", { className: "chart-option" }, box, ` ${label}`);
     };
-    resetZoom.addEventListener("click", () => zoom(null));
-    const csv = element("a", { href: section.dataset.url.replace(/chart$/, "metrics/export?format=csv"), download: "", textContent: "All as CSV" });
     section.prepend(element("div", { className: "chart-toolbar" },
-      element("label", { className: "chart-option" }, "Axis ", axis), check("Log scale", "log", true),
-      check("Hide outliers", "outliers", false), element("label", { className: "chart-option" }, "Smoothing ", smooth, " ", shown),
-      resetZoom, csv, status));
+      controls.axisChoice(AXES, view.axis, (axis) => {
+        Object.assign(view, { axis, range: null });
+        reload();
+      }),
+      controls.checkbox("Log scale", view.log, set("log")), controls.checkbox("Hide outliers", !view.outliers, (hide) => set("outliers")(!hide)),
+      controls.smoothing(view.smooth, set("smooth")), resetZoom, controls.exportMenu(exported), status));
   }
 
   function changed() {
-    viewToUrl();
+    controls.viewToUrl(view);
     charts.forEach(draw);
   }
 
@@ -115,16 +63,14 @@
     const empty = element("p", { className: "chart-empty", textContent: "Loading…" });
     const unit = element("span", { className: "chart-unit" });
     const help = element("p", { className: "chart-help", hidden: true, textContent: root.dataset.help ?? "" });
-    const chart = { root, body, empty, unit, help, metrics, kind: root.dataset.kind ?? "line", units: {}, visible: false, drawn: false };
+    const chart = { root, body, empty, unit, help, metrics, kind: root.dataset.kind ?? "line", limit: root.dataset.limit ? JSON.parse(root.dataset.limit) : null, units: {}, visible: false, drawn: false };
     const ask = element("button", { type: "button", textContent: "?", title: root.dataset.help ?? "", "aria-label": `About ${root.dataset.title}` });
     ask.addEventListener("click", () => { help.hidden = !help.hidden; });
-    const png = element("button", { type: "button", textContent: "PNG", title: "Save this chart as a picture" });
-    png.addEventListener("click", () => savePicture(chart));
     const query = new URLSearchParams(metrics.map((metric) => ["metric", metric]));
-    const csv = element("a", { href: `${section.dataset.url.replace(/chart$/, "metrics/export")}?${query}`, textContent: "CSV", title: "Every point, never sampled", download: "" });
+    const save = controls.saving(`${exported}?${query}`, () => chart.drawn && controls.savePicture(body, root.dataset.title, colours));
     root.append(
       element("div", { className: "chart-head" }, element("h3", { textContent: root.dataset.title }), unit,
-        element("span", { className: "chart-actions" }, ask, png, csv)),
+        element("span", { className: "chart-actions" }, ask, ...save)),
       help, empty, body);
     body.style.height = "240px";
     charts.push(chart);
@@ -204,13 +150,6 @@
     return data.live ? "No value yet: appears with the first optimizer step." : "The run reported no value.";
   }
 
-  async function savePicture(chart) {
-    if (!chart.drawn) return;
-    const layout = { ...chart.body.layout, title: { text: figures.plain(chart.root.dataset.title), font: { size: 14 } }, margin: { l: 50, r: 15, t: 60, b: 35 }, paper_bgcolor: colours.surface };
-    const url = await Plotly.toImage({ data: chart.body.data, layout }, { format: "png", width: 1000, height: 480, scale: 2 });
-    element("a", { href: url, download: `${chart.root.dataset.title}.png` }).click();
-  }
-
   // ---- zoom, the same in all charts
 
   function zoomed(event) {
@@ -232,7 +171,7 @@
   }
 
   async function reload() {
-    viewToUrl();
+    controls.viewToUrl(view);
     resetZoom.hidden = view.range === null;
     const metrics = data.metrics;
     data.clear();
@@ -352,27 +291,10 @@
     }
   }
 
-  // ---- colours
-
-  function readColours() {
-    const style = getComputedStyle(document.documentElement);
-    const get = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
-    const fallbacks = ["#3347c4", "#c2410c", "#0f766e", "#a21caf", "#a16207", "#0369a1", "#be123c", "#4d7c0f"];
-    return {
-      series: fallbacks.map((fallback, index) => get(`--chart-${index + 1}`, fallback)), grid: get("--chart-grid", "#e7eaef"),
-      text: get("--text", "#1a1d21"), muted: get("--muted", "#5b6470"), surface: get("--surface", "#ffffff"),
-      danger: get("--danger", "#c02626"), warning: get("--warning", get("--chart-5", "#a16207")),
-      font: getComputedStyle(document.body).fontFamily,
-    };
-  }
-
-  function recolour() {
-    colours = readColours();
+  controls.onTheme(() => {
+    colours = controls.readColours();
     charts.forEach(draw);
-  }
-
-  new MutationObserver(recolour).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class"] });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
   setInterval(showStatus, 1000);
   toolbar();

@@ -1,5 +1,6 @@
 // Curves of several runs over each other, one chart for each metric. The numbers come run by run from the same place as
 // those of a run's own page; grouped runs are drawn as their mean with a band from the lowest to the highest.
+import { axisChoice, checkbox, element, onTheme, readColours, savePicture, saving, smoothing, viewFromUrl, viewToUrl } from "./charts/controls.js";
 import { RunData } from "./charts/data.js";
 import { alpha, fromAxis, number, plain, smoothed, toAxis } from "./charts/figure.js";
 
@@ -11,32 +12,11 @@ const AXES = { step: "Step", time: "Time since the start", tokens: "Tokens" };
 
 if (section) {
   const runs = JSON.parse(section.dataset.runs).map((run) => ({ ...run, data: new RunData(`/api/runs/${run.id}/chart`) }));
-  const query = new URLSearchParams(location.search);
-  const edges = [query.get("from"), query.get("to")].map((text) => (text === null ? NaN : Number(text)));
-  const view = {
-    axis: query.get("axis") in AXES ? query.get("axis") : "step", log: query.get("log") === "1",
-    smooth: Math.min(Math.max(Number(query.get("smooth")) || 0, 0), 0.98),
-    range: edges.every(Number.isFinite) && edges[0] < edges[1] ? edges : null,
-  };
+  const view = viewFromUrl(AXES);
   const charts = [...section.querySelectorAll(".chart")].map((root) => ({ root, metric: root.dataset.metric, visible: false, drawn: false }));
-  const status = make("span", { className: "chart-status", role: "status", textContent: "Loading…" });
-  const reset = make("button", { type: "button", className: "button small", textContent: "Reset zoom", hidden: !view.range });
+  const status = element("span", { className: "chart-status", role: "status", textContent: "Loading…" });
+  const reset = element("button", { type: "button", className: "button small", textContent: "Reset zoom", hidden: !view.range });
   let colours = readColours();
-
-  function make(tag, properties = {}, ...children) {
-    const made = Object.assign(document.createElement(tag), properties);
-    made.append(...children);
-    return made;
-  }
-
-  function readColours() {
-    const style = getComputedStyle(document.documentElement);
-    const get = (name) => style.getPropertyValue(name).trim();
-    return {
-      series: [1, 2, 3, 4, 5, 6, 7, 8].map((index) => get(`--chart-${index}`)), grid: get("--chart-grid"), text: get("--text"),
-      muted: get("--muted"), surface: get("--surface"), danger: get("--danger"), font: getComputedStyle(document.body).fontFamily,
-    };
-  }
 
   const colourOf = (index) => colours.series[index % colours.series.length];
   const dashOf = (index) => DASHES[Math.floor(index / colours.series.length) % DASHES.length];
@@ -47,17 +27,6 @@ if (section) {
       const at = Number(swatch.dataset.swatch);
       swatch.style.background = colourOf(runs[at].group ? groups.indexOf(runs[at].group) : at);
     }
-  }
-
-  function toUrl() {
-    const next = new URLSearchParams(location.search);
-    const put = (key, value, usual) => (value === usual ? next.delete(key) : next.set(key, value));
-    put("axis", view.axis, "step");
-    put("log", view.log ? "1" : "0", "0");
-    put("smooth", String(view.smooth), "0");
-    put("from", view.range ? String(Number(view.range[0].toPrecision(12))) : "", "");
-    put("to", view.range ? String(Number(view.range[1].toPrecision(12))) : "", "");
-    history.replaceState(history.state, "", `${location.pathname}?${next}`);
   }
 
   // ---- numbers
@@ -171,7 +140,7 @@ if (section) {
   function zoom(range) {
     view.range = range;
     reset.hidden = range === null;
-    toUrl();
+    viewToUrl(view);
     drawAll();
   }
 
@@ -210,23 +179,20 @@ if (section) {
 
   // ---- the page
 
-  const axis = make("select", { ariaLabel: "Horizontal axis" });
-  for (const [value, label] of Object.entries(AXES)) axis.append(make("option", { value, textContent: label }));
-  axis.value = view.axis;
-  axis.addEventListener("change", () => {
-    Object.assign(view, { axis: axis.value, range: null });
+  const set = (key) => (value) => {
+    view[key] = value;
+    viewToUrl(view);
+    drawAll();
+  };
+  reset.addEventListener("click", () => zoom(null));
+  const axis = axisChoice(AXES, view.axis, (chosen) => {
+    Object.assign(view, { axis: chosen, range: null });
     reset.hidden = true;
-    toUrl();
+    viewToUrl(view);
     runs.forEach((run) => run.data.clear());
     load();
   });
-  const log = make("input", { type: "checkbox", checked: view.log });
-  log.addEventListener("change", () => { view.log = log.checked; toUrl(); drawAll(); });
-  const smooth = make("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smooth), ariaLabel: "Smoothing" });
-  smooth.addEventListener("input", () => { view.smooth = Number(smooth.value); toUrl(); drawAll(); });
-  reset.addEventListener("click", () => zoom(null));
-  section.prepend(make("div", { className: "chart-toolbar" }, make("label", { className: "chart-option" }, "Axis ", axis),
-    make("label", { className: "chart-option" }, log, " Log scale"), make("label", { className: "chart-option" }, "Smoothing ", smooth), reset, status));
+  section.prepend(element("div", { className: "chart-toolbar" }, axis, checkbox("Log scale", view.log, set("log")), smoothing(view.smooth, set("smooth")), reset, status));
 
   let queued = null;
   const observer = new IntersectionObserver((entries) => {
@@ -235,16 +201,19 @@ if (section) {
     queued = setTimeout(load, 30);
   }, { rootMargin: "300px 0px" });
   for (const chart of charts) {
-    chart.body = make("div", { className: "chart-body" });
-    chart.empty = make("p", { className: "chart-empty", textContent: "Loading…" });
+    chart.body = element("div", { className: "chart-body" });
+    chart.empty = element("p", { className: "chart-empty", textContent: "Loading…" });
     chart.body.style.height = "240px";
-    const heading = make("h3", { textContent: chart.metric, title: chart.root.dataset.help });
-    chart.root.append(make("div", { className: "chart-head" }, heading, make("span", { className: "chart-unit", textContent: chart.root.dataset.unit })), chart.empty, chart.body);
+    const heading = element("h3", { textContent: chart.metric, title: chart.root.dataset.help });
+    const points = new URLSearchParams([...runs.map((run) => ["run", run.id]), ["metric", chart.metric]]);
+    const legend = { showlegend: runs.length > 1 }; // a picture goes without the table that has each run's colour
+    const save = saving(`${section.dataset.export}?${points}`, () => chart.drawn && savePicture(chart.body, chart.metric, colours, legend));
+    chart.root.append(element("div", { className: "chart-head" }, heading, element("span", { className: "chart-unit", textContent: chart.root.dataset.unit }),
+      element("span", { className: "chart-actions" }, ...save)), chart.empty, chart.body);
     observer.observe(chart.root);
   }
   paintSwatches();
-  const recolour = () => { colours = readColours(); paintSwatches(); drawAll(); };
-  new MutationObserver(recolour).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  onTheme(() => { colours = readColours(); paintSwatches(); drawAll(); });
   setInterval(() => { if (!document.hidden && runs.some((run) => run.data.live)) poll(); }, LIVE_MS);
 }
 

@@ -1,10 +1,10 @@
-"""Complete exports of a run's points, streamed: memory does not grow with the run."""
+"""Complete exports of points, of one run or several, streamed: memory does not grow with the runs."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
@@ -40,12 +40,24 @@ def series_of(run: Run, metrics: Sequence[str]) -> list[Series]:
 
 def response(run: Run, series: Sequence[Series], format_: Format) -> StreamingHttpResponse:
     """All points of the series as a file to download, in the order they were written."""
-    ends = {part.attempt.pk: part.end for part in reading.parts(run)}
     writers = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
-    body = _in_threads(writers[format_](_pieces(series, ends)))
-    name = f"run-{str(run.pk)[:8]}-metrics.{format_}"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"', "X-Content-Type-Options": "nosniff"}
-    return StreamingHttpResponse(body, content_type=_TYPES[format_], headers=headers)
+    return _file(writers[format_](_pieces(series, _ends(run))), f"run-{str(run.pk)[:8]}-metrics", format_)
+
+
+def response_of_several(runs: Sequence[Run], metrics: Sequence[str]) -> StreamingHttpResponse:
+    """All points of these metrics of several runs as CSV; id and name of the run come before the other columns."""
+    pieces = (piece for run in runs for piece in _pieces(series_of(run, metrics), _ends(run)))
+    return _file(_csv(pieces, {run.pk: run.name for run in runs}), "runs-compared", "csv")
+
+
+def _file(body: Iterator[bytes], name: str, format_: Format) -> StreamingHttpResponse:
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{format_}"', "X-Content-Type-Options": "nosniff"}
+    return StreamingHttpResponse(_in_threads(body), content_type=_TYPES[format_], headers=headers)
+
+
+def _ends(run: Run) -> dict[UUID, int | None]:
+    """By attempt, the step from which a newer one superseded it."""
+    return {part.attempt.pk: part.end for part in reading.parts(run)}
 
 
 def _pieces(series: Sequence[Series], ends: dict[UUID, int | None]) -> Iterator[Piece]:
@@ -62,13 +74,15 @@ async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _csv(pieces: Iterator[Piece]) -> Iterator[bytes]:
-    yield (",".join(COLUMNS) + "\n").encode()
+def _csv(pieces: Iterator[Piece], names: Mapping[UUID, str] | None = None) -> Iterator[bytes]:
+    """With `names` of runs, by id, each row begins with the id and name of its run."""
+    yield (",".join((*(("run", "name") if names else ()), *COLUMNS)) + "\n").encode()
     for series, points, superseded, counts in pieces:
+        run = (str(series.run_id), names[series.run_id]) if names else ()
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows(
-            (series.name, series.attempt.number, step, time, value, int(old), count)
+            (*run, series.name, series.attempt.number, step, time, value, int(old), count)
             for (step, time, value, _), old, count in zip(
                 points.tolist(), superseded.tolist(), counts.tolist(), strict=True
             )

@@ -8,10 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
+from webapp.metrics import export
 from webapp.metrics.charts import describe_metric
 from webapp.metrics.models import Series
 from webapp.metrics.overview import evaluates, reward_metrics

@@ -11,6 +11,7 @@ urlpatterns = [
     path("bulk/", views.bulk, name="bulk"),
     path("new/", editing.new, name="new"),
     path("compare/", compare.compare, name="compare"),
+    path("compare/export/", compare.compare_export, name="compare_export"),
     path("check/", editing.check, name="check"),
     path("<uuid:run_id>/", views.overview, name="detail"),
     path("<uuid:run_id>/live/", views.live, name="live"),

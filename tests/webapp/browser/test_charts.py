@@ -43,7 +43,8 @@ checkpoint = Checkpoint.objects.create(run=resumed, attempt=first, step=20, kind
 second = Attempt.objects.create(run=resumed, number=2, state="running", resumed_from=checkpoint)
 ship(second, [(step, {"reward": 0.9}) for step in range(21, 26)], **{"<img src=x onerror=alert(1)>/it's \\"odd\\"": 1.0})
 parts = seed.make_run(linus, "parts", steps=0, rollouts=False)
-for steps, values in ((range(1, 41), {"perf/fwd_bwd_s": 6.0}), ((20, 40), {"perf/checkpoint_s": 2.0})):
+for steps, values in ((range(1, 41), {"perf/fwd_bwd_s": 6.0, "sample/staleness_mean": 0.5}),
+                      ((20, 40), {"perf/checkpoint_s": 2.0})):
     ship(parts.attempts.get(), [(step, values) for step in steps])
 empty = seed.make_run(linus, "empty", steps=0, rollouts=False)
 print(json.dumps({run.name: str(run.pk) for run in (long, resumed, parts, empty)}))
@@ -213,6 +214,30 @@ def test_a_picture_of_a_chart_is_saved(linus: Watched, runs: dict[str, str]) -> 
     path = waiting.value.path()
     assert waiting.value.suggested_filename == "Reward.png"
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_staleness_has_a_line_at_its_bound(linus: Watched, runs: dict[str, str]) -> None:
+    page = linus.go(f"/runs/{runs['parts']}/")
+    assert drawn(page, "staleness")["yrange"][1] > 1  # the curve is at 0.5
+    layout = "document.querySelector('#chart-staleness .js-plotly-plot').layout"
+    for scale, place in (("linear", 1), ("log", 0)):
+        if scale == "log":
+            page.get_by_label("Log scale").check()
+            page.wait_for_function(f"() => {layout}.yaxis.type === 'log'")
+        line, label = page.evaluate(f"[{layout}.shapes[0], {layout}.annotations[0]]")
+        assert (line["y0"], line["y1"], line["line"]["dash"], label["y"]) == (1, 1, "dash", place)
+        assert label["text"] == "max_staleness 1"
+
+
+def test_all_points_are_exported_as_any_kind_of_file(linus: Watched, runs: dict[str, str]) -> None:
+    page = linus.go(f"/runs/{runs['parts']}/")
+    menu = page.locator(".chart-toolbar .menu")
+    for kind, start in (("CSV", b"metric,"), ("JSON lines", b'{"metric"'), ("Parquet", b"PAR1")):
+        menu.locator("summary").click()
+        with page.expect_download() as waiting:
+            menu.get_by_role("link", name=kind).click()
+        assert waiting.value.path().read_bytes().startswith(start), kind
+        page.keyboard.press("Escape")
 
 
 def test_every_point_of_a_chart_is_downloaded(linus: Watched, runs: dict[str, str]) -> None:

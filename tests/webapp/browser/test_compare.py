@@ -78,3 +78,10 @@ def test_grouped_runs_are_a_mean_with_a_band(comparer: Watched, compared: list[s
         assert high[index] == pytest.approx(max(pair))
         assert mean[index] == pytest.approx(sum(pair) / 2)
     comparer.shoot("compare-grouped")
+    chart = page.locator("[data-metric=reward]")
+    with page.expect_download() as picture:
+        chart.get_by_role("button", name="PNG").click()
+    assert picture.value.path().read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with page.expect_download() as points:
+        chart.get_by_role("link", name="CSV").click()
+    assert len(points.value.path().read_text().splitlines()) == 1 + 3 * 20

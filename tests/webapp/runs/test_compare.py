@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,7 +15,9 @@ from webapp.runs.compare import settings_of
 from webapp.runs.models import Run
 from webapp.runs.sample import sample_spec
 
-pytestmark = pytest.mark.django_db
+pytestmark = [
+    pytest.mark.django_db, pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume asynchronous iterators"),
+]  # fmt: skip
 
 
 def runs_of(owner: User, *rates: float) -> list[Run]:
@@ -86,6 +89,36 @@ def test_the_list_sends_chosen_runs_to_the_comparison(as_ada: Client, ada: User)
     address = urlsplit(answer.headers["Location"])
     assert address.path == "/runs/compare/"
     assert parse_qs(address.query) == {"run": [str(run.pk) for run in runs]}
+
+
+def test_what_some_run_measures_is_drawn_for_all(as_ada: Client, ada: User) -> None:
+    plain = seed.make_run(ada, "plain", steps=1)
+    spec = sample_spec()
+    more = spec.rewards[0].model_copy(update={"name": "soft_overlong"})
+    spec = spec.model_copy(update={
+        "rewards": [*spec.rewards, more], "evaluation": spec.evaluation.model_copy(update={"every_steps": 5})
+    })  # fmt: skip
+    page = as_ada.get(f"/runs/compare/?{query([plain])}").content.decode()
+    assert "eval/reward" not in page
+    other = seed.make_run(ada, "other", spec=spec, steps=1)
+    page = as_ada.get(f"/runs/compare/?{query([plain, other])}").content.decode()
+    drawn = re.findall(r'class="chart" data-metric="([^"]+)"', page)
+    functions = [f"rewards/{spec.rewards[0].name}", "rewards/soft_overlong"]
+    assert drawn[:5] == ["reward", "eval/reward", *functions, "reward_std"]
+
+
+def test_every_point_of_a_chart_of_several_runs_is_one_file(as_ada: Client, ada: User) -> None:
+    first, second = runs_of(ada, 1e-4, 2e-4)
+    answer = as_ada.get(f"/runs/compare/export/?{query([second, first])}&metric=reward&metric=nothing")
+    rows = list(csv.DictReader(b"".join(answer).decode().splitlines()))  # type: ignore[arg-type]
+    assert [(row["run"], row["name"], row["step"]) for row in rows] == [
+        (str(run.pk), run.name, str(step)) for run in (second, first) for step in (1, 2, 3)
+    ]
+    alone = as_ada.get(f"/api/runs/{second.pk}/metrics/export?metric=reward")
+    own = list(csv.DictReader(b"".join(alone).decode().splitlines()))  # type: ignore[arg-type]
+    assert [row["value"] for row in rows[:3]] == [row["value"] for row in own]
+    for wrong in ("", query([first]), f"{query([first])}&metric=nothing"):
+        assert as_ada.get(f"/runs/compare/export/?{wrong}").status_code == 404
 
 
 def test_names_of_runs_are_shown_as_text(as_ada: Client, ada: User) -> None:
