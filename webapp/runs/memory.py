@@ -131,6 +131,7 @@ def trainer(spec: RunSpec, shape: Shape, row: Row, device: Device, *, ranks: int
     base = shape.parameters
     adapter = shape.adapter(spec.lora.r, spec.lora.target_modules) if lora else 0
     trained, kept = (adapter, 4) if lora else (base, b)
+    held = base * b * (2 if spec.training.beta and not lora else 1)  # the reference; of an adapter it is the base model
 
     copies = 0 if b == c else c * shape.layers * shape.linear
     gathered = 0
@@ -152,7 +153,7 @@ def trainer(spec: RunSpec, shape: Shape, row: Row, device: Device, *, ranks: int
         while_forward = copies + scoring
         while_backward = copies + scoring + head_gradient
     return Need({
-        "weights": (base * b + adapter * 4) // ranks,
+        "weights": (held + adapter * 4) // ranks,
         "gradients": trained * kept // ranks,
         "optimizer": 2 * trained * kept // ranks,
         "activations": activations,

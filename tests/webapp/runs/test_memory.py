@@ -53,6 +53,14 @@ def spec(
     )
 
 
+def test_a_reference_model_is_held_beside_the_trained_one_but_not_beside_an_adapter() -> None:
+    def weights(**changes: Any) -> int:
+        return memory.trainer(spec(**changes), shape(SMOLLM2), Row(100, 100), "cpu").parts["weights"]
+
+    assert weights(beta=0.1) == 2 * weights() == 2 * 4 * shape(SMOLLM2).parameters
+    assert weights(beta=0.1, lora=True) == weights(lora=True)
+
+
 @pytest.mark.parametrize(
     "config, parameters", [(SMOLLM2, 134_515_008), (QWEN3_1_7B, 1_720_574_976), (QWEN3_4B, 4_022_468_096)]
 )
