@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -95,10 +95,24 @@ class RunningStudio:
             process.kill()
 
 
-@pytest.fixture
-def studio(tmp_path: Path) -> Iterator[RunningStudio]:
-    running = RunningStudio(tmp_path)
+@contextmanager
+def running_studio(home: Path) -> Iterator[RunningStudio]:
+    running = RunningStudio(home)
     try:
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture
+def studio(tmp_path: Path) -> Iterator[RunningStudio]:
+    with running_studio(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ready_studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStudio]:
+    """One that is up, for tests that leave it as it is: a start takes 20 s of processor time."""
+    with running_studio(tmp_path_factory.mktemp("studio")) as running:
+        running.wait_ready()
+        yield running

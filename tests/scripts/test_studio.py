@@ -37,31 +37,29 @@ def test_it_comes_up_restarts_what_is_killed_and_leaves_nothing(studio: RunningS
     assert "nothing is left running" in studio.text()
 
 
-def test_a_second_studio_on_the_same_home_is_refused_and_harms_nothing(studio: RunningStudio) -> None:
-    studio.wait_ready()
-    before = {process.pid for process in studio.processes()}
-    environment = {**studio.environment, "OFFBEAT_PORT": str(studio.port + 1)}
+def test_a_second_studio_on_the_same_home_is_refused_and_harms_nothing(ready_studio: RunningStudio) -> None:
+    before = {process.pid for process in ready_studio.processes()}
+    environment = {**ready_studio.environment, "OFFBEAT_PORT": str(ready_studio.port + 1)}
     second = subprocess.run(
         [sys.executable, "scripts/studio.py", "--no-sample"], cwd=ROOT, env=environment, capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip
     assert second.returncode == 1
     assert "A studio already runs on" in second.stdout
-    assert {process.pid for process in studio.processes()} == before
-    assert httpx.get(f"{studio.url}/api/health").status_code == 200
+    assert {process.pid for process in ready_studio.processes()} == before
+    assert httpx.get(f"{ready_studio.url}/api/health").status_code == 200
 
 
 def test_a_port_in_use_is_said_before_anything_starts(
-    studio: RunningStudio, tmp_path_factory: pytest.TempPathFactory
+    ready_studio: RunningStudio, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    studio.wait_ready()
-    environment = {**studio.environment, "OFFBEAT_HOME": str(tmp_path_factory.mktemp("other"))}
+    environment = {**ready_studio.environment, "OFFBEAT_HOME": str(tmp_path_factory.mktemp("other"))}
     other = subprocess.run(
         [sys.executable, "scripts/studio.py", "--no-sample"], cwd=ROOT, env=environment, capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip
     assert other.returncode == 1
-    assert f"Port {studio.port}" in other.stdout
+    assert f"Port {ready_studio.port}" in other.stdout
     assert "OFFBEAT_PORT=" in other.stdout
 
 
