@@ -16,6 +16,7 @@ from trainer_core.rollout.state import RolloutState
 from trainer_core.rollout.worker import RolloutWorker
 from trainer_core.step_plan import StepPlanner
 from trainer_core.sync import choose_sync
+from trainer_core.sync.gathering import Summon
 from trainer_core.weights import ServerLink, look_at_server
 
 
@@ -56,7 +57,7 @@ class Generation:
         )
         self.planner = StepPlanner(config=config, intake=self.intake, report=report, pair_cost=pair_cost, event=event)
 
-    def open(self, *, resumed: bool, attention: str, summon: Callable[[], None] | None) -> None:
+    def open(self, *, resumed: bool, attention: str, summon: Summon | None) -> None:
         """Connect to the servers and start the worker; of a resumed run bring the servers up to date as well.
 
         `attention` is the trainer's backend, for the event that training has started.
