@@ -35,6 +35,11 @@ def check_arguments(
         choose_backend(config.device, getattr(torch, config.compute_dtype), override=config.attention_backend)
     if peft_config is not None and not isinstance(peft_config, LoraConfig):
         raise NotImplementedError(f"peft_config is a {type(peft_config).__name__}; only LoraConfig is supported")
+    if peft_config is not None and peft_config.init_lora_weights is False:
+        raise ValueError(
+            "init_lora_weights is False: the adapter would begin with random weights, which the servers do not have; leave it "
+            "True, or name one of peft's ways to begin"
+        )
 
 
 def _check_rows(name: str, rows: Any) -> None:

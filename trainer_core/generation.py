@@ -95,7 +95,7 @@ class Generation:
             self.sync.close()
 
     def _server_back(self, url: str) -> None:
-        self._link.server_back(url)
+        self._link.server_back(url, self._not_stopped)
 
     def _not_stopped(self) -> bool:
         self.intake.poll()

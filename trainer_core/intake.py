@@ -168,7 +168,7 @@ class SampleIntake:
         elif isinstance(message, WorkerEvent):
             self._event(message.level, message.name, message.text, **message.data)
         elif isinstance(message, ServerLost):
-            text = f"The server at {message.url} stopped answering; generation is on hold."
+            text = f"The server at {message.url} stopped answering; what it was generating begins again."
             self._event("warning", "server_lost", text, url=message.url)
         elif isinstance(message, ServerBack):
             self._server_back(message.url)

@@ -68,7 +68,7 @@ METRICS: tuple[Metric, ...] = (
     """),
     *_rows("rewards", """
         reward | | mean | Mean weighted reward of all scored rollouts: how good the policy is. Dropped groups count.
-        reward_std | | mean | Mean standard deviation of rewards inside a group.
+        reward_std | | mean | Mean standard deviation (dividing by n) of rewards inside a group; all scored groups, dropped too.
         rewards/<function> | | mean | Mean of one reward function over scored rollouts.
         rewards/<function>/error_total | | sum | Scoring calls of this function that raised or returned nonsense.
         rewards/<function>/timeout_total | | sum | Scoring calls of this function that ran into the deadline.

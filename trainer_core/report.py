@@ -83,18 +83,13 @@ class StepReport:
 
     def add_samples(self, samples: Sequence[RolloutSample]) -> None:
         """Metrics of the samples that a step trains on."""
-        by_group: dict[str, dict[str, float]] = defaultdict(dict)
         for sample in samples:
-            by_group[sample.group_id][sample.rollout_id] = sample.reward
             self.add("rewards/trained_mean", sample.reward)
             self.add("sample/forwarded_tokens_mean", len(sample.input_ids))
             self.add("sample/forwarded_tokens_max", len(sample.input_ids))
             self.add("sample/trained_tokens_mean", float(np.sum(sample.completion_mask)))
             for name, value in sample.metrics.items():
                 self.add(name, value)
-        for rewards in by_group.values():
-            if len(rewards) > 1:
-                self.add("reward_std", float(np.std(list(rewards.values()), ddof=1)))
 
     def add_rows(self, micro_batches: Sequence[MicroBatchRows], token_budget: int | None) -> None:
         """Metrics of the step's packing. Rows without samples are filler and count only as imbalance."""

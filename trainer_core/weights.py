@@ -1,4 +1,4 @@
-"""Keeping the servers' weights current, also when a server dies and comes back in the middle of a run."""
+"""Keeping the servers' weights current, also when servers die and come back in the middle of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 from trainer_core.config import AsyncGRPOConfig
 from trainer_core.intake import POLL_S, REPORT_EVERY_S
 from trainer_core.report import StepReport
-from trainer_core.rollout.messages import ServersReady, WeightsPushed
+from trainer_core.rollout.messages import ServersAway, ServersReady, WeightsPushed
 from trainer_core.sync import ServerUnreachable, WeightSync
 from trainer_core.sync.server_api import ServerApi
+
+MOST_PUSHES = 4
+"""Pushes that may fail in a row, each to servers that said they were well."""
 
 
 class ServerLink:
@@ -35,59 +38,85 @@ class ServerLink:
         self._send = send
         self._report = report
         self._event = event
-        self._restored = 0
+        self._urls = [url.rstrip("/") for url in config.server_urls]
+        self._lost: set[str] = set()
+        self._recovering = False
 
     def push(self, keep_waiting: Callable[[], bool]) -> None:
         """Give the servers the current weights, and the worker the news.
 
-        A server that died is waited for; `keep_waiting` is called every second, and ends the wait when it says no.
+        Goes on without a server that died, and waits while none answers: `keep_waiting` is called every second, and ends the
+        wait when it says no. Raises ServerUnreachable after vllm_server_timeout of it, or when pushes go on failing.
         """
         try:
             report = self._sync.push(self._model, self._version())
         except ServerUnreachable as error:
-            text = str(error)
-            self._event("warning", "server_lost", f"{text[:1].upper()}{text[1:]}.", url=error.url)
-            self._await(error.url, keep_waiting)
+            self._lose(error)
+            self._recover(keep_waiting)
             return
         self._report.add("perf/weight_sync_pause_s", report.pause_s)
         self._report.add("perf/weight_sync_transfer_s", report.transfer_s)
         self._announce()
 
-    def server_back(self, url: str) -> None:
+    def server_back(self, url: str, keep_waiting: Callable[[], bool]) -> None:
         """A server was restarted with the base weights: connect again, push the current ones, let generation go on."""
-        self._sync.reopen()
-        self._sync.push(self._model, self._version())
-        self._restored += 1
-        self._announce()
-        self._send(ServersReady())
-        self._event("info", "server_back", f"The server at {url} is back and has the current weights.", url=url)
+        self._lost.add(url)
+        if not self._recovering:  # a search that is under way finds it
+            self._recover(keep_waiting)
 
     def _announce(self) -> None:
         version = self._version()
         self._send(WeightsPushed(version, self._sync.model_name(version)))
 
-    def _await(self, url: str, keep_waiting: Callable[[], bool]) -> None:
-        """Wait until a lost server answers again, then bring it up to date.
+    def _lose(self, error: ServerUnreachable) -> None:
+        """Tell of a server that the push found gone, once; the worker may not have noticed."""
+        if error.url not in self._lost:
+            self._lost.add(error.url)
+            text = str(error)
+            self._event("warning", "server_lost", f"{text[:1].upper()}{text[1:]}.", url=error.url)
 
-        Raises ServerUnreachable after vllm_server_timeout.
-        """
-        server = ServerApi(url, self._config.request_timeout)
-        started = reported = time.monotonic()
-        restored = self._restored
+    def _recover(self, keep_waiting: Callable[[], bool]) -> None:
+        """Bring the servers that answer up to date, and tell the worker which they are."""
+        self._recovering = True
         try:
-            while keep_waiting() and self._restored == restored:  # a message of the worker may have been quicker
-                if server.is_healthy():
-                    self.server_back(url)
-                    return
-                now = time.monotonic()
-                if now - started > self._config.vllm_server_timeout:
-                    raise ServerUnreachable(url, f"the server at {url} did not come back within {now - started:.0f} s")
-                if now - reported >= REPORT_EVERY_S:
-                    reported = now
-                    print(f"waiting for the server at {url}, {now - started:.0f} s", flush=True)
-                time.sleep(POLL_S)
+            away = self._restore(keep_waiting)
         finally:
-            server.close()
+            self._recovering = False
+        if away is None:
+            return
+        for url in away:
+            self._lose(ServerUnreachable(url, f"the server at {url} does not answer; the others go on"))
+        if away:
+            self._send(ServersAway(away))
+        self._announce()
+        self._send(ServersReady([url for url in self._urls if url not in away]))
+        for url in sorted(self._lost.difference(away)):
+            self._event("info", "server_back", f"The server at {url} is back and has the current weights.", url=url)
+        self._lost = set(away)
+
+    def _restore(self, keep_waiting: Callable[[], bool]) -> list[str] | None:
+        """Connect to the servers that answer, once any does, and push. URLs of the others; None when the wait was ended."""
+        since = reported = time.monotonic()
+        pushes = 0
+        while True:
+            try:
+                away = self._sync.reopen()
+                since, pushes = time.monotonic(), pushes + 1
+                self._sync.push(self._model, self._version())
+                return away
+            except ServerUnreachable as error:
+                self._lose(error)
+                if pushes == MOST_PUSHES:
+                    raise
+                url, now = error.url, time.monotonic()
+            if now - since > self._config.vllm_server_timeout:
+                raise ServerUnreachable(url, f"the server at {url} did not come back within {now - since:.0f} s")
+            if now - reported >= REPORT_EVERY_S:
+                reported = now
+                print(f"waiting for the server at {url}, {now - since:.0f} s", flush=True)
+            time.sleep(POLL_S)
+            if not keep_waiting():
+                return None
 
 
 def look_at_server(config: AsyncGRPOConfig, event: Callable[..., None]) -> str:

@@ -69,7 +69,7 @@ def measure(url: str, model: Any, found: dict[str, Any], save: Any) -> None:
     from trainer_core.sync.weights import full_weights
 
     server = _timed_server(url)
-    sync = NcclSync([server], full_weights, ready_timeout_s=60, push_timeout_s=60)
+    sync = NcclSync([server], full_weights, push_timeout_s=60)
     began = time.perf_counter()
     sync.open()
     found["handshake"] = {"ms": round(1000 * (time.perf_counter() - began), 1)}

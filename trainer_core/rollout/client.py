@@ -4,7 +4,7 @@ Tokens go in and come out as ids, so nothing is re-tokenised on the way. Each ro
 server (64 rollouts of 8 prompts, SmolLM2-135M) one request with n = 8 for each prompt was no faster, 129 tokens/s against
 122, and the server's prefix cache shares the prompt either way. Requests go to the least loaded server that
 answers. A server that stopped answering is *lost*: requests to it raise `ServerUnavailable`, and it takes part again only
-when the trainer has put the current weights back on it.
+when the trainer has put the current weights back on it. The others go on meanwhile.
 """
 
 from __future__ import annotations
@@ -132,13 +132,19 @@ class VLLMClient:
         if self._failed:
             raise RuntimeError(self._failed)
 
-    def mark_ready(self) -> None:
-        """The trainer has put the current weights on the servers that came back."""
+    def mark_ready(self, urls: Sequence[str]) -> None:
+        """The trainer has put the current weights on these servers; those of them that came back take part again."""
         for server in self.servers:
-            if server.lost_at is not None and server.healthy_again:
+            if server.url in urls and server.lost_at is not None and server.healthy_again:
                 server.lost_at, server.healthy_again = None, False
         if any(server.lost_at is None for server in self.servers):
             self._available.set()
+
+    def leave_out(self, urls: Sequence[str]) -> None:
+        """The trainer found these servers gone, so that they lack the current weights, whether they answer here or not."""
+        for server in self.servers:
+            if server.url in urls:
+                self._lose(server)
 
     async def complete(self, policy: Policy, prompt_ids: list[int], max_tokens: int) -> TurnRecord:
         """One completion. Raises GenerationError, or ServerUnavailable when the server went away meanwhile."""
@@ -202,19 +208,25 @@ class VLLMClient:
         if server.lost_at is None and await self._healthy(server):
             return
         if server.lost_at is None:
-            server.lost_at = time.monotonic()
-            if all(other.lost_at is not None for other in self.servers):
-                self._available.clear()
             self._on_lost(server.url)
-            watcher = asyncio.create_task(self._watch(server))
-            self._watchers.add(watcher)
-            watcher.add_done_callback(self._watchers.discard)
+            self._lose(server)
         raise ServerUnavailable(f"the server at {server.url} stopped answering ({symptom})")
 
+    def _lose(self, server: Server) -> None:
+        """Ask the server nothing, and watch for its return; unless that is so already."""
+        if server.lost_at is not None and not server.healthy_again:
+            return
+        server.lost_at, server.healthy_again = time.monotonic(), False
+        if all(other.lost_at is not None for other in self.servers):
+            self._available.clear()
+        watcher = asyncio.create_task(self._watch(server))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
     async def _watch(self, server: Server) -> None:
-        assert server.lost_at is not None
         while not await self._healthy(server):
-            if time.monotonic() - server.lost_at > self.ready_timeout:
+            away = [other.lost_at for other in self.servers if other.lost_at is not None and not other.healthy_again]
+            if len(away) == len(self.servers) and time.monotonic() - max(away) > self.ready_timeout:
                 self._failed = (
                     f"the server at {server.url} stopped answering and did not come back within "
                     f"vllm_server_timeout ({self.ready_timeout:.0f} s)"

@@ -7,10 +7,12 @@ Subclass `AsyncRolloutLoop` at module level and name it as `loop_cls` of a train
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,7 @@ from trainer_core.rollout.messages import (
     GroupDropped,
     ServerBack,
     ServerLost,
+    ServersAway,
     ServersReady,
     Stop,
     WeightsPushed,
@@ -49,6 +52,8 @@ from trainer_core.rollout.tools import Tool, ToolThreads, tool_table
 from trainer_core.rollout.turns import PromptTooLong, messages_of, rollout_tools, take_turns
 from trainer_core.rollout.types import Rollout, RolloutGroup
 from trainer_core.spool import Spool
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutFailure(RuntimeError):
@@ -111,7 +116,7 @@ class AsyncRolloutLoop:
         self._state = given.state
         self._changed = asyncio.Event()
         self._weights_known = not given.wait_for_weights
-        self._started_at_version: dict[str, int] = {}
+        self._started_at: dict[str, dict[object, int]] = {}  # by group, versions of its rollouts under way or done
         self._doomed: set[str] = set()
         self._failures = 0
         self._recent_rewards: deque[float] = deque(maxlen=given.samples_per_step)
@@ -181,11 +186,13 @@ class AsyncRolloutLoop:
             for task in done:
                 task.result()
         finally:
+            own = 1 + len(tasks)
             tasks += [*self.groups.values(), *self._evaluations]
             self._end.cancel()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            outcomes = await asyncio.gather(self._end, *tasks, return_exceptions=True)
+            _log_others(outcomes[:own], sys.exception())  # groups and evaluations tell theirs to `fail`
             if self.environments is not None:
                 await self.environments.close()
             await self.client.close()
@@ -246,19 +253,22 @@ class AsyncRolloutLoop:
 
     async def attempt(self, group_id: str, row_index: int, row: dict[str, Any], epoch: int) -> Rollout | Exception:
         """One rollout, run again from the start when a server went away under it; the error when it failed."""
+        versions = {} if epoch == EVALUATION_EPOCH else self._started_at.setdefault(group_id, {})
+        this = object()
         async with self.slots:
-            if epoch != EVALUATION_EPOCH:
-                self._started_at_version.setdefault(group_id, self.policy.version)
             while True:
+                versions[this] = self.policy.version
                 try:
                     rollout = await self.generate_one(row_index, row, epoch)
                 except ServerUnavailable:
+                    del versions[this]  # it begins again, maybe under a newer version
                     await self.client.until_available()
                     continue
                 except PromptTooLong as error:
                     return error
                 # an overridden generate_one may raise anything; a rollout that fails is counted, up to a budget
                 except Exception as error:  # noqa: BLE001
+                    del versions[this]
                     self._count_failure(error)
                     return error
                 self._failures = 0
@@ -287,7 +297,9 @@ class AsyncRolloutLoop:
             ):
                 self.admission.trainer_starves()
         elif isinstance(message, ServersReady):
-            self.client.mark_ready()
+            self.client.mark_ready(message.urls)
+        elif isinstance(message, ServersAway):
+            self.client.leave_out(message.urls)
         elif isinstance(message, EvaluationRequested):
             task = asyncio.create_task(self._evaluate(message.step))
             self._evaluations.add(task)
@@ -311,8 +323,8 @@ class AsyncRolloutLoop:
     def _cancel_doomed(self) -> None:
         """Stop generating what would be dropped as stale anyway."""
         for group_id, task in self.groups.items():
-            version = self._started_at_version.get(group_id)
-            if version is not None and self.admission.is_doomed(version):
+            versions = self._started_at.get(group_id)
+            if versions and self.admission.is_doomed(min(versions.values())):
                 self._doomed.add(group_id)
                 task.cancel()
 
@@ -358,7 +370,7 @@ class AsyncRolloutLoop:
 
     def _group_ended(self, group_id: str, task: asyncio.Task[None]) -> None:
         del self.groups[group_id]
-        self._started_at_version.pop(group_id, None)
+        self._started_at.pop(group_id, None)
         self._doomed.discard(group_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
@@ -373,9 +385,11 @@ class AsyncRolloutLoop:
             self.fail(RolloutFailure(f"{self._failures} rollouts failed one after another; the last error was: {text}"))
 
     def fail(self, error: BaseException) -> None:
-        """End the worker with this error."""
+        """End the worker with this error; one that comes when another has ended it already is logged."""
         if not self._end.done():
             self._end.set_exception(error)
+        else:
+            _log_others([error], None)
 
     def _warn_of_biased_ratio(self) -> None:
         config = self.config
@@ -394,3 +408,10 @@ class AsyncRolloutLoop:
                 f"repetition_penalty {config.repetition_penalty:g} changes the sampler's probabilities and not the trainer's, "
                 "so the ratio to the sampler is biased; 1 makes it exact.",
             )
+
+
+def _log_others(outcomes: Sequence[Any], told: BaseException | None) -> None:
+    """Log failures besides the one that is `told` to the trainer, so that none goes unseen."""
+    for outcome in outcomes:
+        if isinstance(outcome, Exception) and outcome is not told:
+            logger.error("the rollout loop was ending when this failed as well", exc_info=outcome)

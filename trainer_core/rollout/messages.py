@@ -27,7 +27,16 @@ class GroupConsumed:
 
 @dataclass
 class ServersReady:
-    """trainer -> worker: after a server restart the current weights are back on it; generation may go on."""
+    """trainer -> worker: the current weights are on these servers, after a restart of some; they may generate."""
+
+    urls: list[str]
+
+
+@dataclass
+class ServersAway:
+    """trainer -> worker: these servers did not answer a push and have old weights; ask them nothing until they are ready."""
+
+    urls: list[str]
 
 
 @dataclass
@@ -84,7 +93,7 @@ class WorkerEvent:
 
 @dataclass
 class ServerLost:
-    """worker -> trainer: the server at this URL stopped answering; dispatch is on hold."""
+    """worker -> trainer: the server at this URL stopped answering. Dispatch is on hold while no other one answers."""
 
     url: str
 

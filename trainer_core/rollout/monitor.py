@@ -53,10 +53,14 @@ class Monitor:
         self._loop.outbox.send(WorkerEvent(level, name, text, data))
 
     def event_once(self, level: Level, name: str, text: str, error: BaseException | None = None, **data: Any) -> None:
-        """An event, unless the same was sent before."""
-        if (name, text) in self._told or len(self._told) >= MAX_DISTINCT_EVENTS:
+        """An event, unless the same was sent before; after MAX_DISTINCT_EVENTS one says that no more will be."""
+        if (name, text) in self._told or len(self._told) > MAX_DISTINCT_EVENTS:
             return
         self._told.add((name, text))
+        if len(self._told) > MAX_DISTINCT_EVENTS:
+            self.event("warning", "events_left_out", f"Of events like {name}, more than {MAX_DISTINCT_EVENTS} different ones "
+                       "came; those from now on are left out. The metrics still count them.")  # fmt: skip
+            return
         if error is not None:
             data["traceback"] = "".join(tracebacks.format_exception(error))[-8000:]
         self.event(level, name, text, **data)

@@ -51,10 +51,10 @@ def choose_sync(
     servers = [ServerApi(url, config.weight_sync_timeout) for url in server_urls]
     infos = [server.info() for server in servers]
     _check_alike(servers, infos)
-    timeouts = {"ready_timeout_s": config.vllm_server_timeout, "push_timeout_s": config.weight_sync_timeout}
+    timeout_s = config.weight_sync_timeout
     if isinstance(model, PeftModel):
         if infos[0].lora is not None:
-            if not (found := obstacles(model)):
+            if not (found := obstacles(model, infos[0].vllm_version)):
                 for server, info in zip(servers, infos, strict=True):
                     check_limits(info, server.url, largest_rank(model), config.max_staleness)
                 return AdapterSync(
@@ -62,7 +62,7 @@ def choose_sync(
                     folder=Path(str(config.output_dir)) / ".vllm_lora",
                     run=_plain_name(config.run_name or Path(str(config.output_dir)).name),
                     keep=config.max_staleness + 1,
-                    **timeouts,
+                    push_timeout_s=timeout_s,
                     summon=summon,
                 )
             logger.warning("pushing merged weights, because the server cannot load adapters with %s", ", ".join(found))
@@ -71,9 +71,9 @@ def choose_sync(
     summon_kind = None if summon is None else partial(summon, kind)
     backend = infos[0].transfer_backend
     if backend == "gloo":
-        return GlooSync(servers, WEIGHTS[kind], **timeouts, summon=summon_kind)
+        return GlooSync(servers, WEIGHTS[kind], push_timeout_s=timeout_s, summon=summon_kind)
     if backend == "nccl":
-        return NcclSync(servers, WEIGHTS[kind], **timeouts, summon=summon_kind)
+        return NcclSync(servers, WEIGHTS[kind], push_timeout_s=timeout_s, summon=summon_kind)
     raise WeightSyncError(
         f"the server at {servers[0].url} was started with weight transfer backend {backend or 'none'}: restart it with "
         """--weight-transfer-config '{"backend": "nccl"}' (GPU) or '{"backend": "gloo"}'"""

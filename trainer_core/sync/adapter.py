@@ -1,12 +1,17 @@
 """LoRA pushed as adapters: each version is a folder that the server loads under a new name.
 
-Nothing is paused: rollouts that started under an older version finish under it, as long as that version is kept.
+Nothing is paused: rollouts that started under an older version finish under it, as long as that version is kept. A version
+that became too old goes at the next push, not at the one that made it so: until then the rollout worker has been told, and
+has given up what still ran under it. (A request whose folder is gone can end vLLM's engine, which reads an adapter again
+when it made room for another one.)
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -14,24 +19,30 @@ from typing import cast
 from peft import PeftModel
 from torch import nn
 
-from trainer_core.sync.base import PushReport, Stopwatch, explain, together
+from trainer_core.adapters import PLAIN_INITS
+from trainer_core.spec import LORA_RANKS
+from trainer_core.sync.base import PushReport, Stopwatch, answering, explain, together
 from trainer_core.sync.gathering import Summon, gathered
 from trainer_core.sync.merged import lora_config
-from trainer_core.sync.server_api import ServerApi, ServerInfo, ServerRefused, WeightSyncError
-
-SERVER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM allows for --max-lora-rank."""
+from trainer_core.sync.server_api import ServerApi, ServerInfo, WeightSyncError
 
 # Settings of LoraConfig that vLLM's adapters do not know; such adapters are merged instead.
 _NOT_SERVED = ("use_dora", "lora_bias", "modules_to_save", "target_parameters", "trainable_token_indices",
                "alora_invocation_tokens", "layer_replication", "arrow_config", "monteclora_config",
                "use_qalora", "use_bdlora", "kasa_config", "velora_config")  # fmt: skip
 
+# Ranks and scales of single layers, which older servers take to be those of all layers.
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+_PATTERNS_SINCE = (0, 32)
 
-def obstacles(model: PeftModel) -> list[str]:
-    """What of the LoRA configuration a server cannot load as an adapter; empty when it can."""
+
+def obstacles(model: PeftModel, vllm_version: str) -> list[str]:
+    """What of the LoRA configuration a server of that version cannot load as an adapter; empty when it can."""
     config = lora_config(model)
-    found = [name for name in _NOT_SERVED if getattr(config, name, None)]
+    unknown = _NOT_SERVED if _release(vllm_version) >= _PATTERNS_SINCE else (*_NOT_SERVED, *_PATTERNS)
+    found = [name for name in unknown if getattr(config, name, None)]
+    if config.init_lora_weights not in PLAIN_INITS:  # the base changed, or a matrix does not train and is not pushed
+        found.append(f"init_lora_weights={config.init_lora_weights}")
     if config.bias != "none":
         found.append(f"bias={config.bias}")
     names = {name.rsplit(".", 1)[-1] for name in model.targeted_module_names}
@@ -39,6 +50,11 @@ def obstacles(model: PeftModel) -> list[str]:
     if head.rsplit(".", 1)[-1] in names:
         found.append("an adapted output head")
     return found
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version, such as 0.32.0 or 0.33.0rc1+cpu."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def largest_rank(model: PeftModel) -> int:
@@ -50,10 +66,10 @@ def largest_rank(model: PeftModel) -> int:
 def check_limits(info: ServerInfo, url: str, rank: int, max_staleness: int) -> None:
     """Raises WeightSyncError, with the value to restart the server with, when it was started too small."""
     assert info.lora is not None
-    if rank > SERVER_RANKS[-1]:
-        raise WeightSyncError(f"the adapter has rank {rank}, vLLM serves at most {SERVER_RANKS[-1]}")
+    if rank > LORA_RANKS[-1]:
+        raise WeightSyncError(f"the adapter has rank {rank}, vLLM serves at most {LORA_RANKS[-1]}")
     if info.lora.max_lora_rank < rank:
-        wanted = next(allowed for allowed in SERVER_RANKS if allowed >= rank)
+        wanted = next(allowed for allowed in LORA_RANKS if allowed >= rank)
         raise WeightSyncError(
             f"the server at {url} was started with --max-lora-rank {info.lora.max_lora_rank}, but the adapter has rank "
             f"{rank}: restart it with --max-lora-rank {wanted}"
@@ -75,20 +91,19 @@ class AdapterSync:
         folder: Path,
         run: str,
         keep: int,
-        ready_timeout_s: float,
         push_timeout_s: float,
         summon: Summon | None = None,
     ) -> None:
-        """`folder` takes the versions, named `<run>-v<N>`; the newest `keep` stay loaded.
+        """`folder` takes the versions, named `<run>-v<N>`; a push finds the newest `keep` loaded and adds one.
 
         `summon` calls the other trainer ranks, where the model is sharded over them.
         """
         self._summon = summon
-        self._servers = servers
+        self._all_servers = servers
+        self._servers = servers  # those that are connected
         self._folder = folder
         self._run = run
         self._keep = keep
-        self._ready_timeout_s = ready_timeout_s
         self._push_timeout_s = push_timeout_s
         self._versions: list[int] = []
         self._base_model = ""
@@ -98,22 +113,24 @@ class AdapterSync:
         self._base_model = self._servers[0].info().base_model
 
     def push(self, model: nn.Module, version: int) -> PushReport:
-        """See WeightSync."""
+        """See WeightSync. A version that was pushed before stays as it is: `reopen` has given it to every server."""
         watch = Stopwatch()
-        self._publish(model, version)
-        self._load(version)
-        self._versions = [*(kept for kept in self._versions if kept != version), version]
         while len(self._versions) > self._keep:
-            self._unload(self._versions.pop(0))
+            self._retire(self._versions[0])
+        if version not in self._versions:
+            self._publish(model, version)
+            path = str(self._path(version).resolve())
+            self._on_all(partial(_replace, self._name(version), path))
+            self._versions.append(version)
         return PushReport(watch.total(), 0.0, watch.lap())
 
-    def reopen(self) -> None:
+    def reopen(self) -> list[str]:
         """See WeightSync. A restarted server gets the kept versions back, so that rollouts may go on under theirs."""
-        for server in self._servers:
-            server.wait_until_healthy(self._ready_timeout_s)
+        self._servers = answering(self._all_servers)
         self.open()
-        for version in self._versions:
-            self._load(version)
+        kept = {self._name(version): str(self._path(version).resolve()) for version in self._versions}
+        self._on_all(partial(_complete, kept))
+        return [server.url for server in self._all_servers if server not in self._servers]
 
     def model_name(self, version: int) -> str:
         """The adapter of that version; the base model for a version that was never pushed, an untouched adapter."""
@@ -121,7 +138,7 @@ class AdapterSync:
 
     def close(self) -> None:
         """See WeightSync."""
-        for server in self._servers:
+        for server in self._all_servers:
             server.close()
 
     def _name(self, version: int) -> str:
@@ -143,20 +160,29 @@ class AdapterSync:
         except OSError as error:
             raise WeightSyncError(f"the adapter could not be written to {target}: {error.strerror or error}") from error
 
-    def _load(self, version: int) -> None:
-        name, path = self._name(version), str(self._path(version).resolve())
-        calls = [partial(server.load_adapter, name, path) for server in self._servers]
+    def _on_all(self, load: Callable[[ServerApi], None]) -> None:
         try:
-            together("loading the adapter", self._push_timeout_s, calls)
+            together("loading the adapter", self._push_timeout_s, [partial(load, server) for server in self._servers])
         except WeightSyncError as error:
             raise explain(error, self._servers) from error
 
-    def _unload(self, version: int) -> None:
-        name = self._name(version)
+    def _retire(self, version: int) -> None:
         for server in self._servers:
-            try:
-                server.unload_adapter(name)
-            except ServerRefused as error:
-                if error.status != 404:  # a restarted server never had it
-                    raise
+            server.unload_adapter(self._name(version))
         shutil.rmtree(self._path(version), ignore_errors=True)
+        self._versions.remove(version)
+
+
+def _replace(name: str, path: str, server: ServerApi) -> None:
+    """Load an adapter, also where the name is taken: by a push that failed half-way, or by an earlier trainer."""
+    if server.unload_adapter(name):
+        server.reset_prefix_cache()  # keys and values are remembered by the adapter's name and path
+    server.load_adapter(name, path)
+
+
+def _complete(adapters: dict[str, str], server: ServerApi) -> None:
+    """Load those of the adapters (paths by name) that the server lacks."""
+    there = server.adapters()
+    for name, path in adapters.items():
+        if name not in there:
+            server.load_adapter(name, path)

@@ -26,7 +26,7 @@ class PushReport:
 class WeightSync(Protocol):
     """Keeps the servers' weights those of the trainer. Every call has a deadline and raises WeightSyncError.
 
-    ServerUnreachable, a kind of it, names the server that is gone: wait until it is back, `reopen`, `push` again.
+    ServerUnreachable, a kind of it, names a server that is gone: `reopen`, then `push` again.
     """
 
     def open(self) -> None:
@@ -35,8 +35,11 @@ class WeightSync(Protocol):
     def push(self, model: nn.Module, version: int) -> PushReport:
         """Give the servers the model's weights as they are now. Called by rank 0, which calls the others if it needs them."""
 
-    def reopen(self) -> None:
-        """Connect anew after a server restart: waits until all are ready. The weights must be pushed again."""
+    def reopen(self) -> list[str]:
+        """Connect anew, to the servers that answer now; the weights must be pushed again. Gives the URLs of the others.
+
+        Raises ServerUnreachable when none answers.
+        """
 
     def model_name(self, version: int) -> str:
         """The name under which the servers offer this version."""
@@ -91,6 +94,14 @@ def explain(error: Exception, servers: Sequence[ServerApi]) -> WeightSyncError:
     if isinstance(error, WeightSyncError):
         return error
     return WeightSyncError(f"the weights could not be sent: {str(error).splitlines()[0] if str(error) else error!r}")
+
+
+def answering(servers: Sequence[ServerApi]) -> list[ServerApi]:
+    """Those of the servers that answer. Raises ServerUnreachable when none does."""
+    found = [server for server in servers if server.is_healthy()]
+    if not found:
+        raise ServerUnreachable(servers[0].url, f"the server at {servers[0].url} does not answer")
+    return found
 
 
 class Stopwatch:

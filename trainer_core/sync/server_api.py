@@ -135,11 +135,27 @@ class ServerApi:
         except ServerRefused:
             return
 
-    def load_adapter(self, name: str, path: str) -> None:
-        self._call("POST", "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path, "load_inplace": True})
+    def adapters(self) -> set[str]:
+        """Names of the adapters that the server offers."""
+        return {model["id"] for model in self._call("GET", "/v1/models")["data"] if model.get("parent")}
 
-    def unload_adapter(self, name: str) -> None:
-        self._call("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
+    def load_adapter(self, name: str, path: str) -> None:
+        """Read the folder, once and now. A name that the server offers already is refused.
+
+        vLLM's `load_inplace` would take such a name, but goes with every request under it: each engine step then reads the
+        folder again.
+        """
+        self._call("POST", "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
+
+    def unload_adapter(self, name: str) -> bool:
+        """Offer the adapter no longer; requests under way go on. False when the server did not have it."""
+        try:
+            self._call("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
+        except ServerRefused as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
 
     def _call(self, method: str, route: str, **request: Any) -> Any:
         try:

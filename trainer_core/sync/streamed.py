@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
-from trainer_core.sync.base import PushReport, explain, together
+from trainer_core.sync.base import PushReport, answering, explain, together
 from trainer_core.sync.gathering import Relay
 from trainer_core.sync.server_api import ServerApi, WeightSyncError
 from trainer_core.sync.weights import ServedWeight, made
@@ -34,14 +34,13 @@ class StreamedSync(ABC):
         servers: list[ServerApi],
         weights_of: Callable[[nn.Module], list[ServedWeight]],
         *,
-        ready_timeout_s: float,
         push_timeout_s: float,
         summon: Callable[[], None] | None = None,
     ) -> None:
-        self._servers = servers
+        self._all_servers = servers
+        self._servers = servers  # those that are connected
         self._weights_of = weights_of
         self._summon = summon
-        self._ready_timeout_s = ready_timeout_s
         self._push_timeout_s = push_timeout_s
         self._group: Any = None
         self._base_model = ""
@@ -74,10 +73,10 @@ class StreamedSync(ABC):
             raise explain(error, self._servers) from error
         self._group = groups[0]
 
-    def reopen(self) -> None:
-        for server in self._servers:
-            server.wait_until_healthy(self._ready_timeout_s)
+    def reopen(self) -> list[str]:
+        self._servers = answering(self._all_servers)
         self.open()
+        return [server.url for server in self._all_servers if server not in self._servers]
 
     def push(self, model: nn.Module, version: int) -> PushReport:
         if self._group is None:
@@ -98,7 +97,7 @@ class StreamedSync(ABC):
 
     def close(self) -> None:
         self._group = None
-        for server in self._servers:
+        for server in self._all_servers:
             server.close()
 
     @property

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer_core.spec import RunSpec
+from trainer_core.spec import LORA_RANKS, RunSpec
 
 Device = Literal["cpu", "cuda"]
 
 SERVED_NAME = "policy"
 """The model name under which the server offers the base model."""
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values vLLM allows for --max-lora-rank."""
 
 MAX_LOGPROBS = 64
 """Most likely tokens a request may ask for at each position, and the largest top-k whose tokens are told that way."""

@@ -130,7 +130,7 @@ class MiniTrainer:
             self.lost.append(message.url)
         elif isinstance(message, ServerBack):
             self.push(self.state.weight_version)
-            self.loop.handle(ServersReady())
+            self.loop.handle(ServersReady([message.url]))
 
     async def take(self) -> RolloutSample:
         while not self._queue:

@@ -221,7 +221,7 @@ async def test_a_lost_server_comes_back_only_when_the_trainer_says_so() -> None:
         assert heard.lost == [url]
         with pytest.raises(ServerUnavailable, match="no vLLM server answers"):
             await client.complete(POLICY, [1], 5)
-        client.mark_ready()  # too early: it does not answer yet
+        client.mark_ready([url])  # too early: it does not answer yet
         waiting = asyncio.create_task(client.until_available())
         await asyncio.sleep(0.2)
         assert not waiting.done()
@@ -229,7 +229,9 @@ async def test_a_lost_server_comes_back_only_when_the_trainer_says_so() -> None:
         await asyncio.sleep(0.3)
         assert heard.back == [url]
         assert not waiting.done(), "its weights are not the current ones yet"
-        client.mark_ready()
+        client.mark_ready(["http://another"])
+        assert not waiting.done()
+        client.mark_ready([url])
         await asyncio.wait_for(waiting, 1)
         assert (await client.complete(POLICY, [1], 5)).output_ids == [7]
 
@@ -242,6 +244,46 @@ async def test_a_server_that_stays_away_is_a_sentence() -> None:
             await client.complete(POLICY, [1], 5)
         with pytest.raises(RuntimeError, match=r"did not come back within vllm_server_timeout"):
             await asyncio.wait_for(client.until_available(), 3)
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_stays_away_ends_nothing_while_another_answers() -> None:
+    async with faulty(count=2, ready_timeout=1.0) as (servers, client, heard):
+        first, second = (server.url for server in client.servers)
+        servers[1].healthy = False
+        client.leave_out([second])  # the trainer noticed first
+        await asyncio.sleep(1.2)
+        await asyncio.wait_for(client.until_available(), 1)
+        assert (await client.complete(POLICY, [1], 5)).output_ids == [7]
+        assert not servers[1].bodies
+        servers[0].healthy, servers[0].script = False, [cut]
+        with pytest.raises(ServerUnavailable):
+            await client.complete(POLICY, [1], 5)
+        await asyncio.sleep(0.1)  # the time to come back counts from the loss of the last one
+        servers[1].healthy = True
+        while heard.back != [second]:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.1)  # the trainer takes its time
+        client.mark_ready([second])
+        await asyncio.wait_for(client.until_available(), 1)
+        assert (await client.complete(POLICY, [1], 5)).output_ids == [7]
+        assert heard.lost == [first]
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_dies_again_before_it_has_its_weights_is_watched_again() -> None:
+    async with faulty() as ([server], client, heard):
+        url = client.servers[0].url
+        client.leave_out([url])
+        while heard.back != [url]:
+            await asyncio.sleep(0.05)
+        client.leave_out([url])
+        client.mark_ready([url])  # not yet: nobody has seen it healthy since
+        with pytest.raises(ServerUnavailable):
+            await client.complete(POLICY, [1], 5)
+        while heard.back != [url, url]:
+            await asyncio.sleep(0.05)
+        assert not server.bodies
 
 
 @pytest.mark.asyncio

@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
+from aiohttp import web
 
 from tests.trainer_core.rollout.conftest import MakeTrainer
 from tests.trainer_core.rollout.mini_trainer import MiniTrainer
@@ -81,6 +82,59 @@ def test_a_server_that_goes_away_costs_nothing_but_time(make: MakeTrainer, serve
     assert values.get("rollout/failed_total", 0) == 0
     lines = [json.loads(line)["rollout"] for line in trainer.rollouts_path.read_text().splitlines()]  # type: ignore[union-attr]
     assert len({line["rollout_id"] for line in lines}) == len(lines)
+
+
+def test_a_group_that_begins_again_under_newer_weights_is_not_taken_for_stale(
+    make: MakeTrainer, server: StubServer
+) -> None:
+    trainer = make(rows=40, max_staleness=0)
+
+    async def hold(request: web.Request) -> None:
+        """Answers nothing until the connections are cut."""
+        while not server.down:
+            await asyncio.sleep(0.01)
+        server._cut_when_down(request)
+
+    server.fault = hold
+
+    async def body(trainer: MiniTrainer) -> None:
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        server.down = True
+        while not trainer.lost or trainer.loop.client.servers[0].in_flight:
+            await asyncio.sleep(0.02)
+        server.fault = None
+        trainer.state.weight_version += 1  # the push that failed; the server gets it when it is back
+        server.down = False
+        await trainer.train(1)
+
+    trainer.run(body)
+    assert not trainer.dropped
+    assert {sample.weight_version for sample in trainer.samples} == {1}
+
+
+def test_training_goes_on_while_one_of_two_servers_is_away(make: MakeTrainer, server: StubServer) -> None:
+    with StubServer() as second:
+        server.delay_s = second.delay_s = 0.05
+        trainer = make(rows=60, max_staleness=1, vllm_server_base_url=[server.url, second.url], vllm_server_timeout=1.0)
+
+        async def body(trainer: MiniTrainer) -> None:
+            await trainer.train(2)
+            assert second.answered
+            second.down = True
+            while not trainer.lost:
+                await trainer.train(1)
+            await asyncio.sleep(1.5)  # longer than vllm_server_timeout
+            await trainer.train(2)
+            before = second.answered
+            second.down = False
+            while second.answered == before:
+                await trainer.train(1)
+
+        trainer.run(body)
+        assert trainer.lost == [second.url]
+    assert not trainer.dropped
+    assert trainer.metrics.flush().get("rollout/failed_total", 0) == 0
 
 
 def test_failed_rollouts_are_data_until_there_are_too_many(make: MakeTrainer, server: StubServer) -> None:

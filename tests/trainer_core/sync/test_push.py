@@ -43,21 +43,21 @@ def disturb(model, scale=0.05):
                 parameter += scale * torch.randn_like(parameter)
 
 
-def greedy(server, model_name, tokens=12):
-    request = {"model": model_name, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
+def greedy(server, model_name, tokens=12, prompt=PROMPT):
+    request = {"model": model_name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
     response = httpx.post(f"{server.url}/v1/completions", json=request, timeout=60)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["token_ids"]
 
 
-def greedy_reference(model, tokens=12):
-    ids = list(PROMPT)
+def greedy_reference(model, tokens=12, prompt=PROMPT):
+    ids = list(prompt)
     for _ in range(tokens):
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
         if ids[-1] == model.config.eos_token_id:
             break
-    return ids[len(PROMPT) :]
+    return ids[len(prompt) :]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def server(tiny_server):
     """The shared server, which gets its original weights back."""
     yield tiny_server
     api = ServerApi(tiny_server.url, 60.0)
-    sync = GlooSync([api], full_weights, ready_timeout_s=60.0, push_timeout_s=60.0)
+    sync = GlooSync([api], full_weights, push_timeout_s=60.0)
     sync.open()
     sync.push(load(tiny_server.model_path), 0)
     sync.close()
@@ -146,7 +146,6 @@ def test_weights_the_server_does_not_know_are_refused_and_it_goes_on(server, nam
     sync = GlooSync(
         [ServerApi(server.url, 60.0)],
         lambda model: [*full_weights(model), wrong],
-        ready_timeout_s=60.0,
         push_timeout_s=30.0,
     )
     sync.open()
@@ -166,7 +165,7 @@ def test_weights_the_server_does_not_know_are_refused_and_it_goes_on(server, nam
 
 def test_a_trainer_that_dies_while_sending_leaves_the_old_weights(server):
     before = greedy(server, "policy")
-    sync = GlooSync([ServerApi(server.url, 60.0)], full_weights, ready_timeout_s=60.0, push_timeout_s=30.0)
+    sync = GlooSync([ServerApi(server.url, 60.0)], full_weights, push_timeout_s=30.0)
     sync.open()
     model = load(server.model_path)
     api = ServerApi(server.url, 30.0)

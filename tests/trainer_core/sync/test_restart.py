@@ -36,7 +36,7 @@ def test_kill_restart_reopen_push(tiny_model, tmp_path):
 
     with contextlib.ExitStack() as servers:
         server = servers.enter_context(running_server(tiny_spec(), tiny_model, tmp_path / "first.log", port))
-        sync = GlooSync([ServerApi(server.url, 20.0)], slow_weights, ready_timeout_s=180.0, push_timeout_s=20.0)
+        sync = GlooSync([ServerApi(server.url, 20.0)], slow_weights, push_timeout_s=20.0)
         sync.open()
         disturb(model)
         killer = threading.Thread(target=lambda: (sending.wait(30), server.kill()))

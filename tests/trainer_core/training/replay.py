@@ -137,8 +137,8 @@ class CountingSync:
         self.pushed.append(version)
         return PushReport(0.0, 0.0, 0.0)
 
-    def reopen(self) -> None:
-        pass
+    def reopen(self) -> list[str]:
+        return []
 
     def model_name(self, version: int) -> str:
         return f"policy-v{version}"
