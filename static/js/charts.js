@@ -39,6 +39,7 @@
       view[key] = value;
       changed();
     };
+    resetZoom.addEventListener("click", () => zoom(null));
     section.prepend(element("div", { className: "chart-toolbar" },
       controls.axisChoice(AXES, view.axis, (axis) => {
         Object.assign(view, { axis, range: null });

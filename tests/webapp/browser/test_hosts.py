@@ -11,12 +11,15 @@ from tests.webapp.browser.conftest import Drawn, Studio
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 SEED = """
+from datetime import timedelta
 from tests.webapp import seed
 from webapp.hosts.models import Device, Lease
 user = seed.make_user("keeper")
 run = seed.make_run(user, "a run with a name that is rather long for a table", steps=1)
 host = seed.make_host("rack-with-eight")
 Device.objects.filter(host=host).delete()
+host.last_seen_at += timedelta(hours=1)  # it must not fall silent before it is looked at
+host.save()
 readings = {"util": 87.0, "memory_used_mib": 121_000, "temperature_c": 64.0, "power_w": 512.4}
 for uuid, index, memory, told in (("GPU-ra", 0, 71_500, readings), ("GPU-ra#2", 0, 71_500, readings),
                                   ("GPU-rb", 1, 143_000, {**readings, "util": 0.0, "memory_used_mib": 900}),
