@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import Count, F, FloatField, Q, QuerySet, TextField
+from django.db.models import Count, Exists, F, FloatField, OuterRef, Q, QuerySet, TextField
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast
 
+from webapp.accounts.models import User
 from webapp.runs.models import LIVE, Run, State
 
 _SUMMARY = ("reward", "step", "tok_s", "staleness")
@@ -92,6 +93,12 @@ def list_runs(wanted: RunFilter) -> RunPage:
     first = (wanted.page - 1) * wanted.per_page
     runs = matching.select_related("owner").defer("spec").order_by(*orders)[first : first + wanted.per_page]
     return RunPage(list(runs), total, wanted.page, max(1, math.ceil(total / wanted.per_page)), states)
+
+
+def owners() -> list[str]:
+    """Names of the people who have runs."""
+    having = User.objects.filter(Exists(Run.objects.filter(owner=OuterRef("pk"))))
+    return list(having.order_by("username").values_list("username", flat=True))
 
 
 def _kept(archived: bool) -> QuerySet[Run]:

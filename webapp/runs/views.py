@@ -87,7 +87,8 @@ def run_list(request: HttpRequest) -> HttpResponse:
     found = queries.list_runs(wanted)
     context = {
         "found": found, "wanted": wanted, "columns": _columns(wanted.sort), "any_runs": sum(found.states.values()) > 0,
-        "filtered": bool(states or any(values.values())), "now_live": any(run.is_live for run in found.runs),
+        "filtered": bool(states or any(values.values())), "owners": queries.owners(),
+        "now_live": any(run.is_live for run in found.runs),
         "choices": [("live", "live", sum(found.states.get(state, 0) for state in LIVE))]
         + [(state, state, found.states.get(state, 0)) for state in State.values],
     }  # fmt: skip
