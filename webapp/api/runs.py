@@ -16,6 +16,7 @@ from webapp.api.errors import Invalid
 from webapp.api.schemas import (
     ArchiveIn,
     CloneIn,
+    DescribeIn,
     Detail,
     EventOut,
     ForkIn,
@@ -38,7 +39,7 @@ from webapp.api.schemas import (
 from webapp.checkpoints import files
 from webapp.checkpoints.models import Checkpoint
 from webapp.rollouts.queries import Search
-from webapp.runs import forking, lifecycle, logs, services, sweeps
+from webapp.runs import describing, forking, lifecycle, logs, services, sweeps
 from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import Run
 from webapp.runs.problems import Problem, from_pydantic
@@ -77,6 +78,19 @@ def create(request: HttpRequest, body: RunIn) -> Status[Any]:
 @router.get("/runs/{uuid:run_id}", response={200: RunOut, 404: Detail})
 def get(request: HttpRequest, run_id: UUID) -> dict[str, Any]:
     return as_out(request, get_run(run_id))
+
+
+@router.patch("/runs/{uuid:run_id}", response={200: RunOut, **ERRORS})
+def describe(request: HttpRequest, run_id: UUID, body: DescribeIn) -> dict[str, Any]:
+    """Change name, tags or notes, in any state."""
+    run = get_own_run(request, run_id)
+    try:
+        describing.describe(run, user_of(request), name=body.name, tags=body.tags, notes=body.notes)
+    except ValidationError as error:
+        raise Invalid.of(from_pydantic(error)) from error
+    except lifecycle.Refused as refusal:
+        raise Invalid(str(refusal)) from refusal
+    return as_out(request, run)
 
 
 @router.post("/runs/{uuid:run_id}/launch", response={200: RunOut, **ERRORS})

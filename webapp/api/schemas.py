@@ -61,6 +61,14 @@ class ArchiveIn(Strict):
     archived: bool = True
 
 
+class DescribeIn(Strict):
+    """What names a run and steers nothing; what is left out stays."""
+
+    name: str | None = Field(None, min_length=1, max_length=120)
+    tags: list[str] | None = Field(None, max_length=50, description="All of them, in order.")
+    notes: str | None = None
+
+
 class CloneIn(SpecIn):
     """A changed spec, or nothing for an exact copy."""
 

@@ -22,6 +22,7 @@ urlpatterns = [
     path("<uuid:run_id>/launch/", views.launch, name="launch"),
     path("<uuid:run_id>/stop/", views.stop, name="stop"),
     path("<uuid:run_id>/resume/", views.resume, name="resume"),
+    path("<uuid:run_id>/describe/", views.describe, name="describe"),
     path("<uuid:run_id>/archive/", views.archive, name="archive"),
     path("<uuid:run_id>/delete/", views.delete, name="delete"),
     path("<uuid:run_id>/logs/", log_views.page, name="logs"),

@@ -13,6 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
+from pydantic import ValidationError
 
 from webapp.accounts.models import User
 from webapp.accounts.permissions import Action, require
@@ -23,6 +24,7 @@ from webapp.runs import alerts, describing, editing, forms, lifecycle, queries, 
 from webapp.runs import page as run_page
 from webapp.runs.diagnosis import diagnosis_of
 from webapp.runs.models import LIVE, Run, State
+from webapp.runs.problems import from_pydantic
 from webapp.templatetags.offbeat import plural
 
 EVENTS_SHOWN = 8
@@ -39,7 +41,14 @@ BULK: dict[str, Callable[[Run, User], None]] = {
     "unarchive": lambda run, user: services.set_archived(run, user, False),
     "delete": services.delete_run,
 }
-BULK_DONE = {"stop": "Asked to stop", "archive": "Archived", "unarchive": "Put back", "delete": "Deleted"}
+"""What the list does to each chosen run; tagging has a word to go with it."""
+BULK_DONE = {
+    "tag": "Tagged",
+    "stop": "Asked to stop",
+    "archive": "Archived",
+    "unarchive": "Put back",
+    "delete": "Deleted",
+}
 
 
 def _user(request: HttpRequest) -> User:
@@ -114,13 +123,18 @@ def _columns(sort: str) -> list[dict[str, str]]:
 
 @require_POST
 def bulk(request: HttpRequest) -> HttpResponse:
-    """Compare, stop, archive or delete the chosen runs; what is refused is said, the others are done."""
+    """Compare, tag, stop, archive or delete the chosen runs; what is refused is said, the others are done."""
     action = request.POST.get("action", "")
     if action == "compare":
         chosen = urlencode([("run", str(pk)) for pk in queries.run_ids(request.POST.getlist("run"))])
         return redirect(f"{reverse('runs:compare')}?{chosen}")
-    if action not in BULK:
-        messages.error(request, f"There is no action {action!r:.40}; there are compare, {', '.join(BULK)}.")
+    tags = [tag for tag in describing.tags_in(request.POST.get("tag", "")) if tag.strip()]
+    deeds = {**BULK, "tag": lambda run, user: describing.add_tags(run, user, tags)}
+    if action not in deeds:
+        messages.error(request, f"There is no action {action!r:.40}; there are compare, {', '.join(deeds)}.")
+        return redirect("runs:list")
+    if action == "tag" and not tags:
+        messages.error(request, "Write the tag first.")
         return redirect("runs:list")
     user, done = _user(request), 0
     for run in Run.objects.filter(pk__in=queries.run_ids(request.POST.getlist("run"))):
@@ -128,7 +142,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
             messages.error(request, f"{run.name}: it belongs to somebody else.")
             continue
         try:
-            BULK[action](run, user)
+            deeds[action](run, user)
             done += 1
         except lifecycle.Refused as refusal:
             messages.error(request, f"{run.name}: {refusal}")
@@ -227,6 +241,26 @@ def archive(request: HttpRequest, run_id: UUID) -> HttpResponse:
     archived = request.POST.get("archived") == "1"
     text = "Archived: it is out of the list, and nothing is deleted." if archived else "Back in the list."
     return _act(request, run, lambda: services.set_archived(run, _user(request), archived), text)
+
+
+@require_POST
+def describe(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    """Change name, tags and notes; what is not sent stays."""
+    run, sent = _get_own_run(request, run_id), request.POST
+    same = sent.get("tags") in (None, ", ".join(run.tags))  # a tag of a spec may hold a comma
+    tags = None if same else describing.tags_in(sent["tags"])
+    notes = sent["notes"].replace("\r\n", "\n") if "notes" in sent else None
+    try:
+        changed = describing.describe(run, _user(request), name=sent.get("name"), tags=tags, notes=notes)
+    except lifecycle.Refused as refusal:
+        messages.error(request, str(refusal))
+    except ValidationError as error:
+        for problem in from_pydantic(error):
+            messages.error(request, f"Nothing is changed. {problem.field}: {problem.message}")
+    else:
+        if changed:
+            messages.success(request, "Saved.")
+    return redirect("runs:detail", run.pk)
 
 
 @require_POST

@@ -47,7 +47,7 @@ PAGES: dict[str, tuple[set[str], set[str]]] = {
     "hosts:list": (SIGNED_IN, ADMIN), "hosts:drain": (SIGNED_IN, ADMIN),
     "runs:list": (SIGNED_IN, RUNNERS), "runs:detail": (SIGNED_IN, RUNNERS), "runs:logs": (SIGNED_IN, RUNNERS),
     "runs:new": (RUNNERS, RUNNERS), "runs:check": (SIGNED_IN, RUNNERS), "runs:edit": (OWNER, OWNER),
-    **{f"runs:{deed}": (SIGNED_IN, OWNER) for deed in ("launch", "stop", "resume", "archive", "delete",
+    **{f"runs:{deed}": (SIGNED_IN, OWNER) for deed in ("launch", "stop", "resume", "archive", "delete", "describe",
                                                       "delete_checkpoint")},
     "rewards:list": (SIGNED_IN, AUTHORS), "rewards:new": (AUTHORS, AUTHORS), "rewards:edit": (OWNER, OWNER),
     "rewards:validate": (SIGNED_IN, AUTHORS), "rewards:test": (SIGNED_IN, AUTHORS), "rewards:archive": (SIGNED_IN, OWNER),
@@ -71,7 +71,7 @@ API: dict[str, set[str]] = {
     "POST /api/runs/{run_id}/sweep": RUNNERS,
     **{f"POST /api/runs/{{run_id}}/{deed}": OWNER for deed in ("launch", "stop", "resume", "archive")},
     "POST /api/runs/{run_id}/metrics": RUNNERS,  # whose run it is comes after the query, which is missing here
-    "DELETE /api/runs/{run_id}": OWNER,
+    "DELETE /api/runs/{run_id}": OWNER, "PATCH /api/runs/{run_id}": OWNER,
     "GET /api/sweeps": SIGNED_IN, "POST /api/sweeps/{sweep_id}/stop": OWNER,
     "GET /api/reports": SIGNED_IN, "POST /api/reports": RUNNERS, "DELETE /api/reports/{report_id}": OWNER,
     "GET /api/rewards": SIGNED_IN, "POST /api/rewards": AUTHORS, "POST /api/rewards/test": AUTHORS,
