@@ -128,6 +128,10 @@ METRICS: tuple[Metric, ...] = (
         perf/weight_sync_pause_s | s | sum | Time the server was paused for a push.
         perf/weight_sync_barrier_s | s | sum | Waiting for the other trainer ranks at the end of the step, before a push.
         perf/weight_sync_transfer_s | s | sum | Transferring weights.
+        perf/weight_sync_announce_s | s | sum | Telling the server which weights come.
+        perf/weight_sync_stop_s | s | sum | Waiting until the server's generation stands still for a push.
+        perf/weight_sync_apply_s | s | sum | Putting the sent weights in place, and clearing the prefix cache.
+        perf/weight_sync_resume_s | s | sum | Letting the server go on after a push.
         perf/checkpoint_s | s | sum | Writing a checkpoint.
         perf/gpu_mem_peak_gib | GiB | max | Peak memory of a trainer GPU.
         perf/cpu_mem_peak_gib | GiB | max | Peak resident memory of the trainer process.

@@ -56,6 +56,8 @@ class ServerLink:
             return
         self._report.add("perf/weight_sync_pause_s", report.pause_s)
         self._report.add("perf/weight_sync_transfer_s", report.transfer_s)
+        for name, seconds in report.phases.items():
+            self._report.add(f"perf/weight_sync_{name}_s", seconds)
         self._announce()
 
     def server_back(self, url: str, keep_waiting: Callable[[], bool]) -> None:

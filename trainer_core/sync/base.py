@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import nn
 
 from trainer_core.sync.server_api import ServerApi, ServerUnreachable, WeightSyncError
 
+PHASES = ("announce", "stop", "apply", "resume")
+"""Telling the servers what comes; waiting until they stand still; putting the weights in place; letting them go on."""
+
 
 @dataclass(frozen=True)
 class PushReport:
-    """Seconds of one push: all of it, generation paused, bytes under way."""
+    """Seconds of one push: all of it, generation paused, bytes under way; and of the other `PHASES` that it had, by name."""
 
     total_s: float
     pause_s: float
     transfer_s: float
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 class WeightSync(Protocol):
@@ -105,14 +109,17 @@ def answering(servers: Sequence[ServerApi]) -> list[ServerApi]:
 
 
 class Stopwatch:
-    """Seconds since it was made, or since the last lap."""
+    """Seconds since it was made, or since the last lap; `laps` adds up those that have a name."""
 
     def __init__(self) -> None:
         self._start = self._lap = time.monotonic()
+        self.laps: dict[str, float] = {}
 
-    def lap(self) -> float:
+    def lap(self, name: str = "") -> float:
         now = time.monotonic()
         lap, self._lap = now - self._lap, now
+        if name:
+            self.laps[name] = self.laps.get(name, 0.0) + lap
         return lap
 
     def total(self) -> float:

@@ -48,11 +48,16 @@ class GlooSync(StreamedSync):
             server.reset_prefix_cache()
 
         self._on_all("announcing the weights", announce)
+        watch.lap("announce")
         self._stream(weights, torch.device("cpu"), stream)
         transfer_s = watch.lap()
         try:
             self._on_all("pausing the servers", ServerApi.pause)
+            watch.lap("stop")
             self._on_all("applying the weights", apply)
+            watch.lap("apply")
         finally:
             self._on_all("resuming the servers", ServerApi.resume)
-        return PushReport(watch.total(), watch.lap(), transfer_s)
+        watch.lap("resume")
+        pause_s = sum(watch.laps[name] for name in ("stop", "apply", "resume"))
+        return PushReport(watch.total(), pause_s, transfer_s, watch.laps)

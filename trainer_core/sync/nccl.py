@@ -59,16 +59,19 @@ class NcclSync(StreamedSync):
         transfer_s = 0.0
         try:
             self._on_all("pausing the servers", ServerApi.pause)
+            watch.lap("stop")
             self._on_all("starting the update", ServerApi.start_update)
             receive = [partial(server.update_weights, update) for server in self._servers]
-            watch.lap()
+            watch.lap("announce")
             self._stream(weights, torch.device("cuda", device), stream, receive)
             transfer_s = watch.lap()
             self._on_all("applying the weights", lambda server: server.finish_update(version))
             self._on_all("clearing the prefix cache", ServerApi.reset_prefix_cache)
+            watch.lap("apply")
         finally:
             self._on_all("resuming the servers", ServerApi.resume)
-        return PushReport(watch.total(), watch.total(), transfer_s)
+        watch.lap("resume")
+        return PushReport(watch.total(), watch.total(), transfer_s, watch.laps)
 
 
 def _nccl_module() -> Any:

@@ -27,6 +27,7 @@ def test_full_weights_over_nccl(tmp_path):
             disturb(model)
             report = sync.push(model, version)
             assert 0 < report.transfer_s < report.pause_s
+            assert sum(report.phases.values()) + report.transfer_s == pytest.approx(report.pause_s, abs=0.01)
             output = greedy(server, sync.model_name(version))
             assert output == greedy_reference(model.cpu())
             model.cuda()

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from trainer_core.sync import ServerRefused, WeightSyncError, choose_sync
+from trainer_core.sync.base import PHASES
 from trainer_core.sync.gloo import GlooSync
 from trainer_core.sync.server_api import ServerApi
 from trainer_core.sync.weights import ServedWeight, full_weights
@@ -82,6 +83,8 @@ def test_full_weights(server, tmp_path):
         report = sync.push(model, version)
         assert 0 < report.pause_s < report.total_s < 30
         assert report.transfer_s > 0
+        assert set(report.phases) == set(PHASES)
+        assert sum(report.phases.values()) + report.transfer_s == pytest.approx(report.total_s, abs=0.05)
         output = greedy(server, sync.model_name(version))
         assert output == greedy_reference(model)
         seen.add(tuple(output))

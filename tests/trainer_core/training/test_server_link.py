@@ -12,6 +12,7 @@ from trainer_core import weights
 from trainer_core.report import StepReport
 from trainer_core.rollout.messages import ServersAway, ServersReady, WeightsPushed
 from trainer_core.sync import PushReport, ServerUnreachable
+from trainer_core.sync.base import PHASES
 from trainer_core.weights import ServerLink
 
 A, B = "http://a", "http://b"
@@ -36,7 +37,7 @@ class Sync:
     def push(self, model: Any, version: int) -> PushReport:
         self._pass()
         self.pushed.append(version)
-        return PushReport(0.0, 0.0, 0.0)
+        return PushReport(0.9, 0.3, 0.4, dict.fromkeys(PHASES, 0.1))
 
     def model_name(self, version: int) -> str:
         return f"v{version}"
@@ -48,6 +49,7 @@ class Told:
     def __init__(self, sync: Sync, *urls: str, timeout: float = 5.0) -> None:
         self.sent: list[Any] = []
         self.events: list[tuple[str, str]] = []
+        self.report = StepReport(torch.device("cpu"))
         config: Any = SimpleNamespace(server_urls=list(urls), vllm_server_timeout=timeout)
         self.link = ServerLink(
             config=config,
@@ -55,7 +57,7 @@ class Told:
             model=None,
             version=lambda: 7,
             send=self.sent.append,
-            report=StepReport(torch.device("cpu")),
+            report=self.report,
             event=lambda level, name, text, url: self.events.append((name, url)),
         )
 
@@ -133,3 +135,12 @@ def test_the_wait_has_an_end() -> None:
     told = Told(Sync(*[A] * 99), A, timeout=0.1)
     with pytest.raises(ServerUnreachable, match="the server at http://a did not come back within 0 s"):
         told.link.push(always)
+
+
+def test_a_push_reports_each_of_its_phases() -> None:
+    told = Told(Sync(), A)
+    told.link.push(always)
+    told.link.push(always)
+    values = told.report.buffers[0].flush()
+    assert values["perf/weight_sync_pause_s"] == pytest.approx(0.6)
+    assert all(values[f"perf/weight_sync_{phase}_s"] == pytest.approx(0.2) for phase in PHASES)
