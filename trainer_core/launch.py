@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from trainer_core import distributed
+from trainer_core.explain import sentence
+from trainer_core.inputs import Inputs, load_inputs
 from trainer_core.spec import RunSpec
 from trainer_core.spool import SPOOL_FILE, Spool
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from trainer_core.trainer import AsyncGRPOTrainer
 
 CHECKPOINTS = "checkpoints"
-REWARDS = "rewards"
 COLLECTIVE_DEADLINE_S = 600
 """How long trainer ranks may wait for one another in a step or a checkpoint; nothing but a hang takes as long."""
 EXIT_S = 60.0
@@ -72,26 +71,12 @@ def train(arguments: argparse.Namespace, spool: Spool | None) -> None:
     _set_threads()
 
     from trainer_core.checkpoint import starting_point
-    from trainer_core.rewards import check_columns
-    from trainer_core.rollout.datasets import load_prompts
-    from trainer_core.rollout.registry import load_environment, load_tools
-    from trainer_core.rollout.streams import column_names
-
-    train_dataset = load_prompts(spec.data)
-    held_out = spec.evaluation_data()
-    eval_dataset = None if held_out is None else load_prompts(held_out)
-    reward_funcs = _rewards(spec, arguments.run_dir)
-    for dataset in (train_dataset, eval_dataset):
-        if dataset is not None:
-            check_columns([reward.name for reward in spec.rewards if reward.version is None], column_names(dataset))
-    tools = load_tools(spec.agent.tools)
-    environment = load_environment(spec.agent.environment, spec.agent.environment_options)
 
     if spec.exporters.targets:
         from trainer_core import exporters
 
         os.environ.update(exporters.environment(spec.exporters, arguments.run_dir))
-    trainer = build_trainer(spec, arguments, train_dataset, reward_funcs, eval_dataset, tools, environment)
+    trainer = build_trainer(spec, arguments, load_inputs(spec, arguments.run_dir))
     resume = arguments.resume
     if arguments.start_from is not None:
         batch_size = spec.training.per_device_train_batch_size
@@ -108,15 +93,7 @@ def train(arguments: argparse.Namespace, spool: Spool | None) -> None:
         spool.event(step, "info", "stopped", f"Training was stopped after {step} steps.", order=order)
 
 
-def build_trainer(
-    spec: RunSpec,
-    arguments: argparse.Namespace,
-    train_dataset: Any,
-    reward_funcs: list[Any],
-    eval_dataset: Any = None,
-    tools: list[Callable[..., Any]] | None = None,
-    environment_factory: Callable[[], Any] | None = None,
-) -> Any:
+def build_trainer(spec: RunSpec, arguments: argparse.Namespace, inputs: Inputs) -> Any:
     """The trainer of a spec, with its model loaded."""
     from transformers import PrinterCallback
 
@@ -124,13 +101,13 @@ def build_trainer(
 
     trainer: AsyncGRPOTrainer = AsyncGRPOTrainer(
         str(arguments.model),
-        reward_funcs,
+        inputs.rewards,
         args=config_of(spec, arguments.run_dir, arguments.attempt_dir, arguments.server),
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
+        train_dataset=inputs.train,
+        eval_dataset=inputs.evaluation,
         peft_config=lora_of(spec),
-        tools=tools,
-        environment_factory=environment_factory,
+        tools=inputs.tools,
+        environment_factory=inputs.environment,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_progress_callback())
@@ -240,27 +217,6 @@ def lora_of(spec: RunSpec) -> Any:
     )
 
 
-def sentence(error: BaseException) -> str:
-    """What happened, for people: the error's first line, with the place to turn where we know it."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return (
-            "The trainer ran out of memory: lower training.token_budget or per_device_train_batch_size, or turn on gradient "
-            "checkpointing."
-        )
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the spec"
-        return f"{place} is {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    if isinstance(error, (LookupError, AttributeError, AssertionError, NameError)):
-        # A fault of ours, whose text alone says nothing.
-        text = f"The trainer met an error of its own ({type(error).__name__}: {text}); trainer.log has the details"
-    return text[:1].upper() + text[1:]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trainer_core.launch", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="the run's RunSpec, as YAML")
@@ -294,13 +250,6 @@ def _check_checkpoint(folder: Path) -> None:
     from trainer_core.checkpoint import load_rollout_state
 
     load_rollout_state(folder)
-
-
-def _rewards(spec: RunSpec, run_dir: Path) -> list[Callable[..., Any]]:
-    from trainer_core.rewards import load_reward
-
-    limit = spec.rollout.max_completion_length
-    return [load_reward(reward, run_dir / REWARDS, max_completion_length=limit) for reward in spec.rewards]
 
 
 def _set_threads() -> None:

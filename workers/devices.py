@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,9 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from webapp.hosts.models import Device, Host
+from webapp.hosts.models import host_name as host_name
 from webapp.hosts.placement import gpu_of, slot_uuid
+from webapp.hosts.processor import multiplies_in_bf16
 from workers import processes
 from workers.gauges import MIB, GpuUse, gpu_use, host_use
 
@@ -40,10 +41,6 @@ class Found:
     name: str
     memory_mib: int
     use: GpuUse = GpuUse()
-
-
-def host_name() -> str:
-    return os.environ.get("OFFBEAT_HOST") or socket.gethostname()
 
 
 def discover(host: str) -> list[Found]:
@@ -157,6 +154,7 @@ def register_host(name: str) -> Host:
                 "cpu_count": psutil.cpu_count() or 1,
                 "memory_mib": psutil.virtual_memory().total // MIB,
                 **asdict(host_use(settings.RUNS_DIR)),
+                "bf16": multiplies_in_bf16(),
                 "last_seen_at": Now(),
             },
         )

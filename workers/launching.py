@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from webapp.runs.commands import Device, TrainerPlan, train_command
+from webapp.runs.commands import NOT_FOR_CHILDREN, Device, TrainerPlan, check_command, train_command
 from workers import processes
 
-__all__ = ["NOT_FOR_CHILDREN", "TrainerPlan", "environment", "train_command"]
-
-NOT_FOR_CHILDREN = ("DATABASE_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE", "CUDA_VISIBLE_DEVICES")
+__all__ = ["NOT_FOR_CHILDREN", "TrainerPlan", "check_command", "environment", "train_command"]
 
 
 def environment(

@@ -17,7 +17,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from trainer_core.rewards.sandbox import score_once
 from trainer_core.spec import RunSpec
 from webapp.rewards.models import RewardVersion
-from webapp.runs.checks import BUILTIN_MODELS, check_spec, local_model
+from webapp.runs.checks import BUILTIN_MODELS, check_host, local_model
 from webapp.runs.models import Attempt, Run
 from webapp.secrets.services import values_of
 from workers import failures, processes
@@ -25,6 +25,8 @@ from workers import failures, processes
 logger = logging.getLogger(__name__)
 DOWNLOAD_STALL_S = 300.0
 SANDBOX_S = 60.0
+INPUTS_LOG = "inputs.log"
+"""What the trainer's checks of its inputs said, in the folder of the attempt."""
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -55,9 +57,9 @@ def prepare_folder(attempt: Attempt, spec: RunSpec) -> None:
 def check_inputs(attempt: Attempt, spec: RunSpec) -> Path | None:
     """Look again at what the form checked, since it may have changed. Returns the checkpoint to resume from, if any.
 
-    Raises CannotStart with the first problem.
+    Prompts, rewards and tools are left to the trainer's own checks, which run next. Raises CannotStart with the first problem.
     """
-    if problems := check_spec(spec):
+    if problems := check_host(spec, attempt.run.owner):
         raise CannotStart(problems[0].message)
     starting_weights(attempt)
     checkpoint = attempt.resumed_from
@@ -69,6 +71,17 @@ def check_inputs(attempt: Attempt, spec: RunSpec) -> Path | None:
             "another one."
         )
     return checkpoint.folder
+
+
+def judge_inputs(attempt: Attempt, returncode: int) -> None:
+    """Raises CannotStart when the trainer's own checks (trainer_core.inputs) ended with something else than 0."""
+    if returncode == 0:
+        return
+    log = failures.tail(attempt.folder / INPUTS_LOG)
+    lines = failures.last_lines(log, 1)
+    if returncode == 1 and lines:
+        raise CannotStart(f"{lines[0].rstrip('.')}.")
+    raise CannotStart(failures.explain("The check of the inputs", returncode, log))
 
 
 def starting_weights(attempt: Attempt) -> Path | None:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import django
@@ -33,11 +34,13 @@ from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State  # no
 from webapp.secrets.services import Missing, redactor_of  # noqa: E402
 from workers import failures, leases, processes  # noqa: E402
 from workers.ending import Outcome, conclude, last_event, persist, trainer_outcome  # noqa: E402
-from workers.launching import TrainerPlan, environment, train_command  # noqa: E402
+from workers.launching import TrainerPlan, check_command, environment, train_command  # noqa: E402
 from workers.preparation import (  # noqa: E402
+    INPUTS_LOG,
     CannotStart,
     check_inputs,
     find_model,
+    judge_inputs,
     prepare_folder,
     run_secrets,
     starting_weights,
@@ -50,6 +53,8 @@ from workers.shipping import Shipper  # noqa: E402
 logger = logging.getLogger("workers.supervisor")
 
 TICK_S = 1.0
+CHECK_TICK_S = 0.1
+"""The same while the inputs are checked, which takes little longer."""
 HEARTBEAT_S = 3.0
 STOP_GRACE_S = 30.0
 """How long a trainer may take to stop before it gets SIGTERM."""
@@ -74,11 +79,14 @@ class Supervisor:
     def __init__(
         self, attempt: Attempt, serve: Callable[..., Command] = serve_command,
         train: Callable[[TrainerPlan], Command] = train_command,
+        check: Callable[[Path, Path | None], Command] = check_command,
     ) -> None:  # fmt: skip
         self.attempt = attempt
         self.run: Run = attempt.run
         self.serve = serve
         self.train_command = train
+        self.check_command = check
+        self.checker: subprocess.Popen[bytes] | None = None
         self.server: Server | None = None
         self.trainer: subprocess.Popen[bytes] | None = None
         self.shipper = Shipper(attempt)
@@ -102,8 +110,13 @@ class Supervisor:
             self.shipper.start()
             self.tick()
             secrets = run_secrets(self.run, spec)
-            model = find_model(spec, self.attempt.folder, self.progress, secrets)
             held = leases.holding(self.attempt)
+            command = self.check_command(self.run.folder, resume)
+            env = environment(str(self.attempt.pk), [], "cpu", command.env, secrets)
+            self.checker = processes.start(command.argv, env=env, log=self.attempt.folder / INPUTS_LOG)
+            model = find_model(spec, self.attempt.folder, self.progress_unless_refused, secrets)
+            while not self.inputs_are_good():
+                self.progress("Loads prompts, rewards and tools.", CHECK_TICK_S)
             port = leases.lease_port(self.attempt, "vLLM server")
             command = self.serve(
                 spec, model_path=str(model), port=port, device=held.device, gpu_share=held.gpu_share, apart=held.apart
@@ -143,9 +156,9 @@ class Supervisor:
         except Ended as end:
             return end.outcome
 
-    def tick(self) -> None:
+    def tick(self, wait_s: float = TICK_S) -> None:
         """About a second of waiting, then heartbeat and desired state. Raises Ended when there is no reason to go on."""
-        if self._wake.wait(TICK_S):
+        if self._wake.wait(wait_s):
             self._wake.clear()
         processes.reap_orphans(own=self._own_children())
         self._try(self._talk)
@@ -214,10 +227,23 @@ class Supervisor:
         change_state(self.run, (State.STARTING, State.RUNNING), State.STOPPING, reason, attempt=self.attempt)
         self._reason = reason
 
-    def progress(self, sentence: str) -> None:
+    def progress(self, sentence: str, wait_s: float = TICK_S) -> None:
         """`tick`, with the run's page saying what is waited for."""
-        self.tick()
+        self.tick(wait_s)
         self.say(sentence)
+
+    def progress_unless_refused(self, sentence: str) -> None:
+        """`progress` of something long beside the check of the inputs, whose verdict ends it."""
+        self.progress(sentence)
+        self.inputs_are_good()
+
+    def inputs_are_good(self) -> bool:
+        """Whether the check of the inputs has ended well; False while it runs. Raises CannotStart with what it found."""
+        assert self.checker is not None
+        if self.checker.poll() is None:
+            return False
+        judge_inputs(self.attempt, self.checker.returncode)
+        return True
 
     def say(self, sentence: str) -> None:
         if sentence == self._reason:
@@ -297,6 +323,8 @@ class Supervisor:
 
     def end(self, outcome: Outcome | None) -> None:
         """End every process of the attempt, prove that none is left, ship the rest, give the devices back."""
+        if self.checker is not None:
+            processes.end(self.checker, TERM_GRACE_S)
         if self.trainer is not None:
             processes.end(self.trainer, TERM_GRACE_S)
         if self.server is not None:
@@ -326,7 +354,7 @@ class Supervisor:
         return groups | ({self.trainer.pid} if self.trainer else set())
 
     def _own_children(self) -> list[int]:
-        owned = [self.trainer, self.server.process if self.server else None]
+        owned = [self.checker, self.trainer, self.server.process if self.server else None]
         return [process.pid for process in owned if process is not None]
 
     def _keep_shipping(self) -> None:

@@ -130,13 +130,23 @@ def train_stand_in(plan: Any) -> Any:
     return Command([*module, "trainer", str(plan.run_dir), str(plan.attempt_dir), behaviour], {})
 
 
+def check_stand_in(run_dir: Path, resume: Path | None) -> Any:
+    """The trainer's own checks where a run is about them; elsewhere nothing, which takes less time."""
+    from trainer_core.spec import RunSpec
+    from workers.launching import check_command
+    from workers.serving import Command
+
+    checked = _behaviour(RunSpec.from_yaml((run_dir / "spec.yaml").read_text())) == "checked"
+    return check_command(run_dir, resume) if checked else Command([sys.executable, "-c", ""], {})
+
+
 def supervise(arguments: list[str]) -> None:
     """The real supervisor around the stand-ins, with short graces."""
     from workers import supervisor
 
     supervisor.STOP_GRACE_S, supervisor.TERM_GRACE_S, supervisor.SHUTDOWN_GRACE_S = 3.0, 1.0, 5.0
     supervisor.main(
-        arguments, partial(supervisor.Supervisor, serve=serve_stand_in, train=train_stand_in)
+        arguments, partial(supervisor.Supervisor, serve=serve_stand_in, train=train_stand_in, check=check_stand_in)
     )  # fmt: skip
 
 

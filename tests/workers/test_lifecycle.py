@@ -65,9 +65,9 @@ def test_a_run_completes(studio: Studio, make_run: Callable[..., Any], claim: Ca
     from webapp.metrics.models import Series
     from webapp.rollouts.models import StoredRollout
 
-    run = make_run("complete")
+    run = make_run("checked")
     attempt = claim()
-    wait_for_state(run, "running", "completed")
+    wait_for_state(run, "running", "completed", seconds=90)
     attempt = wait_for_end(studio, run, "completed")
     assert run.reason == "All steps are done."
     assert (attempt.exit_code, attempt.state, attempt.server_restarts) == (0, "completed", 0)
@@ -113,11 +113,26 @@ def test_a_server_that_does_not_start_fails_the_run(
     assert not (run.current_attempt.folder / "trainer.log").exists()
 
 
-def test_bad_input_costs_no_server(studio: Studio, make_run: Callable[..., Any], claim: Callable[[], Any]) -> None:
-    run = make_run("complete", data={"source": "/nowhere/prompts.jsonl"})
+@pytest.mark.parametrize(
+    "sections, sentence",
+    [
+        ({"data": {"source": "/nowhere/prompts.jsonl"}}, "Dataset file /nowhere/prompts.jsonl does not exist on the "
+         "training host."),
+        ({"evaluation": {"every_steps": 5, "source": "/nowhere/held_out.csv"}}, "Evaluation: dataset file "
+         "/nowhere/held_out.csv does not exist on the training host."),
+        ({"agent": {"tools": ["nobody:wrote"]}}, "Tool 'nobody:wrote' is in module nobody, which is not allowed on the "
+         "training host; its operator lists allowed modules in OFFBEAT_TOOL_MODULES (now empty)."),
+        ({"model": {"path": "/nowhere/model"}}, "There is no folder /nowhere/model; give a folder with a config.json, a hub "
+         "id, or smollm2-135m-instruct."),
+    ],
+)  # fmt: skip
+def test_bad_input_costs_no_server(
+    studio: Studio, make_run: Callable[..., Any], claim: Callable[[], Any], sections: dict[str, Any], sentence: str
+) -> None:
+    run = make_run("checked", **sections)
     attempt = claim()
-    wait_for_state(run, "failed")
-    assert run.reason == "There is no file /nowhere/prompts.jsonl on this machine."
+    wait_for_state(run, "failed", seconds=90)
+    assert run.reason == sentence
     assert not (attempt.folder / "server-0.log").exists()
     wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 5)
     assert not attempt.leases.exists()

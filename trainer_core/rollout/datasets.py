@@ -2,46 +2,93 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import datasets
+import httpx
 
-from trainer_core.rollout.streams import first_row
+from trainer_core.rollout.streams import column_names, first_row
 from trainer_core.spec import DataSpec
 
 REASONING_GYM = "reasoning_gym:"
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, httpx.HTTPError)
+WRONG_NAMES = {
+    r"available configs: \[(.*?)\]": "has several configurations: {names}; name one of them (data.config)",
+    r"BuilderConfig .* not found\. Available: \[(.*?)\]": "has no configuration {data.config!r}; it has {names}",
+    r"Unknown split .* Should be one of \[(.*?)\]": "has no split {data.split!r}; it has {names}",
+    r"Bad split: .*Available splits: \[(.*?)\]": "has no split {data.split!r}; it has {names}",
+}
+"""What the datasets library says about a name that is wrong, with the names there are; and what is said here."""
+
+
+class NotReached(ValueError):
+    """The hub does not answer, so what it holds is not known; the text is one sentence."""
 
 
 def load_prompts(data: DataSpec) -> datasets.Dataset | datasets.IterableDataset:
     """The rows of a run: a `prompt` column (a list of chat messages), and columns for the reward functions.
 
-    Text prompts become one user message, with the prompt suffix appended. With `streaming` the rows are a stream. Raises
-    ValueError with one sentence that says what was found and what is allowed.
+    Columns are renamed first. Text prompts become one user message, with the prompt suffix appended. With `streaming` the
+    rows are a stream. Raises ValueError with one sentence that says what was found and what is allowed.
     """
+    dataset = _open(data)
+    if data.rename_columns:
+        after = data.names_after(column_names(dataset))
+        if changed := {old: new for old, new in after.items() if old != new}:
+            dataset = dataset.rename_columns(changed)
+    check_prompts(dataset, data.source)
+    if data.source.startswith(REASONING_GYM):
+        return dataset
+    if data.streaming:
+        return dataset.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix})
+    return dataset.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix}, desc="prompts")
+
+
+def first_rows(data: DataSpec, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """Names of the columns as they are stored, and the first rows with the names of the run, prompts as they are stored.
+
+    Reads no further than that: a generator makes so many rows, files and hub datasets are streamed. Raises ValueError as
+    `load_prompts`, and whatever the way to the hub raises.
+    """
+    generated = data.source.startswith(REASONING_GYM)
+    changes = {"streaming": not generated, "size": min(data.size, count)}
+    dataset = _open(data.model_copy(update=changes))
+    rows = list(itertools.islice(dataset, count))
+    columns = list(dataset.column_names or (rows[0] if rows else []))
+    after = data.names_after(columns)
+    rows = [{after.get(name, name): value for name, value in row.items()} for row in rows]
+    _check_first(data.source, list(after.values()), rows[0] if rows else None)
+    return columns, rows
+
+
+def _open(data: DataSpec) -> Any:
+    """The rows as they are stored."""
     if data.source.startswith(REASONING_GYM):
         return _reasoning_gym(data)
     if data.options:
         raise ValueError(f"generator options are given, but {data.source!r} is no reasoning_gym:<task>; leave them out")
     if data.streaming:
-        stream = _stream(data)
-        check_prompts(stream, data.source)
-        return stream.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix})
-    dataset = _file(data) if Path(data.source).suffix in FILE_BUILDERS else _hub(data)
-    check_prompts(dataset, data.source)
-    return dataset.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix}, desc="prompts")
+        return _stream(data)
+    return _file(data) if Path(data.source).suffix in FILE_BUILDERS else _hub(data)
 
 
 def check_prompts(dataset: Any, source: str) -> None:
     """Raise ValueError unless the dataset has rows and a usable `prompt` column; the columns found are named."""
     first = first_row(dataset)
-    columns = list(dataset.column_names or first or [])
+    _check_first(source, list(dataset.column_names or first or []), first)
+
+
+def _check_first(source: str, columns: list[str], first: dict[str, Any] | None) -> None:
     if "prompt" not in columns:
-        raise ValueError(f"{source} has no 'prompt' column; found {', '.join(columns) or 'no columns'}")
+        found = ", ".join(columns) or "no columns"
+        raise ValueError(f"dataset {source} has no 'prompt' column; found {found}; rename one (data.rename_columns)")
     if first is None:
-        raise ValueError(f"{source} has no rows")
+        raise ValueError(f"dataset {source} has no rows")
     problem = _prompt_problem(first["prompt"])
     if problem:
         raise ValueError(
@@ -117,10 +164,9 @@ def _stream(data: DataSpec) -> datasets.IterableDataset:
         if suffix in FILE_BUILDERS:
             files = str(_existing(data))
             return datasets.load_dataset(FILE_BUILDERS[suffix], data_files=files, split="train", streaming=True)
-        return datasets.load_dataset(data.source, split=data.split, streaming=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"dataset {data.source!r} (split {data.split!r}) cannot be streamed: {reason}") from error
+        return datasets.load_dataset(data.source, data.config or None, split=data.split, streaming=True)
+    except LOADING_ERRORS as error:
+        raise _refusal(data, "streamed", error) from error
 
 
 def _file(data: DataSpec) -> datasets.Dataset:
@@ -136,10 +182,21 @@ def _file(data: DataSpec) -> datasets.Dataset:
 
 def _hub(data: DataSpec) -> datasets.Dataset:
     try:
-        return datasets.load_dataset(data.source, split=data.split)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"dataset {data.source!r} (split {data.split!r}) cannot be loaded: {reason}; allowed are "
-            "reasoning_gym:<task>, a hub dataset id, or a .jsonl, .csv or .parquet file"
-        ) from error
+        return datasets.load_dataset(data.source, data.config or None, split=data.split)
+    except LOADING_ERRORS as error:
+        raise _refusal(data, "loaded", error) from error
+
+
+def _refusal(data: DataSpec, verb: str, error: Exception) -> ValueError:
+    """Why a dataset cannot be had; where a name in the spec is wrong, with the names there are."""
+    text = str(error)
+    for pattern, wrong in WRONG_NAMES.items():
+        if found := re.search(pattern, text):
+            names = ", ".join(re.findall(r"'([^']*)'", found[1])) or "none"
+            return ValueError(f"dataset {data.source!r} {wrong.format(data=data, names=names)}")
+    reason = text.splitlines()[0] if text else type(error).__name__
+    kind = NotReached if isinstance(error, (ConnectionError, TimeoutError, httpx.TransportError)) else ValueError
+    return kind(
+        f"dataset {data.source!r} (split {data.split!r}) cannot be {verb}: {reason}; allowed are reasoning_gym:<task>, a hub "
+        "dataset id, or a .jsonl, .csv or .parquet file"
+    )

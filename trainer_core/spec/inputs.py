@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -33,7 +34,14 @@ class DataSpec(Section):
         min_length=1,
         description="'reasoning_gym:<task>', a hub dataset id, or a .jsonl, .csv or .parquet file on the training host.",
     )
+    config: str = Field(
+        "", title="Configuration",
+        description="Of a hub dataset that has several, e.g. main of openai/gsm8k; empty: its default one.",
+    )  # fmt: skip
     split: str = Field("train", title="Split", description="Split of a hub dataset.", json_schema_extra=ADVANCED)
+    rename_columns: dict[str, str] = Field(
+        default_factory=dict, title="Rename columns", description="As YAML, the dataset's name first: {question: prompt} "
+        "makes its column 'question' the prompt. Rewards get the new names.")  # fmt: skip
     size: int = Field(1000, ge=1, title="Generated rows", description="How many rows a reasoning-gym generator makes.")
     seed: int = Field(42, title="Data seed", description="Seed of the generator and of the shuffle.")
     options: dict[str, Any] = Field(
@@ -56,6 +64,27 @@ class DataSpec(Section):
                 "data.streaming is for files and hub datasets; a reasoning-gym task is generated, so leave it off"
             )
         return self
+
+    def stored_name(self, column: str) -> str:
+        """What the dataset itself calls a column of the run."""
+        return next((old for old, new in self.rename_columns.items() if new == column), column)
+
+    def names_after(self, columns: Sequence[str]) -> dict[str, str]:
+        """What the columns of the dataset, as it is stored, are called in the run; in the same order.
+
+        Raises ValueError with one sentence when `rename_columns` names a column that is not there, or two would share a name.
+        """
+        found = ", ".join(columns) or "none"
+        if missing := [name for name in self.rename_columns if name not in columns]:
+            raise ValueError(f"dataset {self.source} has no column {missing[0]!r} to rename; its columns are: {found}")
+        after = {name: self.rename_columns.get(name, name) for name in columns}
+        names = list(after.values())
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(
+                f"renaming gives dataset {self.source} two columns {twice!r}; its columns are: {found}; give the other one a "
+                "new name as well"
+            )
+        return after
 
 
 class RewardSpec(Section):

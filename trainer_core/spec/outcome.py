@@ -19,7 +19,15 @@ class EvaluationSpec(Section):
         "", title="Evaluation dataset",
         description="As the dataset of training; empty: the same reasoning-gym task with the seed below.",
     )  # fmt: skip
+    config: str = Field(
+        "", title="Configuration", json_schema_extra=ADVANCED,
+        description="Of a hub dataset that has several; empty: as in training where the dataset is the same.",
+    )  # fmt: skip
     split: str = Field("test", title="Split", description="Split of a hub dataset.", json_schema_extra=ADVANCED)
+    rename_columns: dict[str, str] = Field(
+        default_factory=dict, title="Rename columns", json_schema_extra=ADVANCED,
+        description="As YAML, e.g. {question: prompt}; empty: as in training.",
+    )  # fmt: skip
     size: int = Field(50, ge=1, title="Generated rows", description="How many rows a reasoning-gym generator makes.")
     seed: int = Field(4242, title="Evaluation seed", description="Seed of the generator; differs from the data seed.")
     num_generations: int = Field(

@@ -159,16 +159,23 @@ class RunSpec(Section):
         return self
 
     def evaluation_data(self) -> DataSpec | None:
-        """Where evaluation prompts come from; None without evaluation. Options and suffix are those of training."""
+        """Where evaluation prompts come from; None without evaluation.
+
+        Options and suffix are those of training, and so are new names of columns unless evaluation has its own.
+        """
         wanted = self.evaluation
         if wanted.every_steps is None:
             return None
         source = wanted.source or self.data.source
-        options = self.data.options if source.startswith("reasoning_gym:") else {}
+        generated, like_training = (text.startswith("reasoning_gym:") for text in (source, self.data.source))
+        options = self.data.options if generated else {}
+        inherited = self.data.rename_columns if generated == like_training else {}
         changes = {
             "source": source,
             "options": options,
+            "config": wanted.config or (self.data.config if source == self.data.source else ""),
             "split": wanted.split,
+            "rename_columns": wanted.rename_columns or inherited,
             "size": wanted.size,
             "seed": wanted.seed,
             "streaming": False,

@@ -11,6 +11,7 @@ from ninja import Query, Router, Status
 from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
+from webapp.accounts.models import User
 from webapp.api.auth import get_own_run, get_run, user_of
 from webapp.api.errors import Invalid
 from webapp.api.schemas import (
@@ -97,7 +98,7 @@ def describe(request: HttpRequest, run_id: UUID, body: DescribeIn) -> dict[str, 
 def launch(request: HttpRequest, run_id: UUID) -> dict[str, Any]:
     """Queue a draft. 409 when it is none."""
     run = get_own_run(request, run_id)
-    check(run.run_spec())
+    check(run.run_spec(), run.owner)
     lifecycle.launch(run, user_of(request))
     return as_out(request, run)
 
@@ -112,8 +113,10 @@ def stop(request: HttpRequest, run_id: UUID, body: StopIn = StopIn(save=False)) 
 
 @router.post("/runs/{uuid:run_id}/resume", response={200: RunOut, **ERRORS})
 def resume(request: HttpRequest, run_id: UUID, body: ResumeIn = ResumeIn(checkpoint=None)) -> dict[str, Any]:
-    """Queue a new attempt of an ended run. 409 when it is live."""
+    """Queue a new attempt of an ended run, checked again as at its launch. 409 when it is live."""
     run = get_own_run(request, run_id)
+    if lifecycle.can_resume(run):
+        check(run.run_spec(), run.owner)
     lifecycle.resume(run, user_of(request), get_checkpoint(run, body.checkpoint))
     return as_out(request, run)
 
@@ -162,7 +165,7 @@ def sweep(request: HttpRequest, run_id: UUID, body: SweepIn) -> Status[Any]:
         raise Invalid(f"{str(error)[0].upper()}{str(error)[1:]}.") from error
     plan = Plan(axes, body.count, body.seed, body.name, body.metric, body.goal)
     made, places, problems = sweep_services.combine(parent.run_spec(), plan)
-    if problems := problems or sweep_services.check(made):
+    if problems := problems or sweep_services.check(made, user_of(request)):
         raise Invalid.of(problems)
     found = sweep_services.create(parent, plan, made, places, user_of(request), launch=body.launch)
     trials = found.trials.select_related("run__owner", "run__parent")
@@ -189,7 +192,7 @@ def spec_validate(request: HttpRequest, body: SpecIn) -> dict[str, Any]:
         spec = parse_spec(body)
     except Invalid as error:
         return {"valid": False, "problems": services.as_json(error.problems), "spec": None, "yaml": None}
-    problems = services.as_json(services.check_spec(spec))
+    problems = services.as_json(services.check_spec(spec, user_of(request)))
     return {
         "valid": not problems, "problems": problems, "spec": spec.model_dump(mode="json"), "yaml": spec.to_yaml(),
     }  # fmt: skip
@@ -281,9 +284,9 @@ def newest_checkpoint(run: Run) -> Checkpoint | None:
     return run.checkpoints.select_related("run").filter(deleted_at=None).order_by("-attempt__number", "-step").first()
 
 
-def check(spec: RunSpec) -> None:
+def check(spec: RunSpec, owner: User) -> None:
     """Raises Invalid when the run could not start."""
-    if problems := services.check_spec(spec):
+    if problems := services.check_spec(spec, owner):
         raise Invalid.of(problems)
 
 
@@ -295,7 +298,7 @@ def _create(
     parent: Run | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Run:
-    check(spec)
+    check(spec, user_of(request))
     run = services.create_run(spec, user_of(request), parent=parent, checkpoint=checkpoint)
     if launch:
         lifecycle.launch(run, user_of(request))

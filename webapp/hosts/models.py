@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from datetime import timedelta
 
 from django.db import models
@@ -9,6 +11,11 @@ from django.utils import timezone
 
 ALIVE_FOR = timedelta(seconds=30)
 """A host is shown as alive this long after its worker last reported."""
+
+
+def host_name() -> str:
+    """What this machine is called among the hosts."""
+    return os.environ.get("OFFBEAT_HOST") or socket.gethostname()
 
 
 class Host(models.Model):
@@ -21,6 +28,7 @@ class Host(models.Model):
     memory_free_mib = models.PositiveBigIntegerField(null=True)
     disk_mib = models.PositiveBigIntegerField(null=True)
     disk_free_mib = models.PositiveBigIntegerField(null=True)
+    bf16 = models.BooleanField(null=True, help_text="Whether its processor multiplies in bfloat16.")
     last_seen_at = models.DateTimeField(null=True)
     drained = models.BooleanField(default=False, help_text="No new run starts on a drained host.")
 

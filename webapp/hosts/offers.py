@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.db.models import Prefetch
 from django.utils import timezone
 
-from webapp.hosts.models import ALIVE_FOR, Device, Host
+from webapp.hosts.models import ALIVE_FOR, Device, Host, host_name
 from webapp.hosts.placement import Placement, place
 
 
@@ -42,6 +42,11 @@ def offers() -> list[Offer]:
     hosts = [(host, list(host.devices.all())) for host in Host.objects.prefetch_related(present)]
     gpus_up = gpus_are_up()
     return [Offer(host, devices, host.alive and takes_runs(host, devices, gpus_up)) for host, devices in hosts]
+
+
+def others_take_runs() -> bool:
+    """Whether a run may go to another machine than this one."""
+    return any(offer.takes_runs and offer.host.name != host_name() for offer in offers())
 
 
 def takes_runs(host: Host, devices: Sequence[Device], gpus_up: bool) -> bool:

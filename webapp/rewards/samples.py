@@ -112,11 +112,13 @@ def columns_of(data: DataSpec, row_index: int) -> dict[str, Any]:
     columns can't be had here.
     """
     if data.source.startswith("reasoning_gym:"):
-        return _generated_row(data.model_dump_json(), row_index)
+        row = _generated_row(data.model_dump_json(), row_index)
+        return {data.rename_columns.get(name, name): value for name, value in row.items()}
     path = Path(data.source).expanduser()
     if path.suffix not in (".jsonl", ".csv", ".parquet") or not path.is_file():
         return {}
-    return {name: value for name, value in _file_row(path, row_index).items() if name != "prompt"}
+    row = {data.rename_columns.get(name, name): value for name, value in _file_row(path, row_index).items()}
+    return {name: value for name, value in row.items() if name != "prompt"}
 
 
 @lru_cache(maxsize=256)

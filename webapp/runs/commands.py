@@ -17,6 +17,9 @@ from trainer_core.spec import LORA_RANKS, RunSpec
 
 Device = Literal["cpu", "cuda"]
 
+NOT_FOR_CHILDREN = ("DATABASE_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE", "CUDA_VISIBLE_DEVICES")
+"""Variables of the studio's own environment that no program with a model's or a person's code gets."""
+
 SERVED_NAME = "policy"
 """The model name under which the server offers the base model."""
 
@@ -174,6 +177,13 @@ def train_command(plan: TrainerPlan) -> Command:
     elif plan.start is not None:
         argv += ["--start-from", str(plan.start)]
     return Command(argv, {})
+
+
+def check_command(run_dir: Path, resume: Path | None) -> Command:
+    """The trainer's own checks of what it will load: prompts, rewards, tools, environment, the checkpoint to resume from."""
+    argv = [sys.executable, "-m", "trainer_core.inputs"]
+    argv += ["--spec", str(run_dir / "spec.yaml"), "--run-dir", str(run_dir)]
+    return Command(argv if resume is None else [*argv, "--resume", str(resume)], {})
 
 
 def preview(spec: RunSpec, model_path: str, device: Device) -> list[dict[str, str]]:

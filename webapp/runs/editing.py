@@ -18,7 +18,7 @@ from webapp.accounts.models import User
 from webapp.accounts.permissions import Action, require
 from webapp.checkpoints.models import Checkpoint
 from webapp.rewards.models import RewardFunction
-from webapp.runs import forking, forms, lifecycle, prelaunch, previews, services
+from webapp.runs import checks, forking, forms, hub, lifecycle, precision, prelaunch, previews, services
 from webapp.runs.models import Run, State
 from webapp.runs.problems import Problem, from_pydantic
 from webapp.runs.sample import sample_spec
@@ -69,14 +69,14 @@ def new(request: HttpRequest) -> HttpResponse:
     elif reward := request.GET.get("reward"):
         spec = _with_reward(reward)
     else:
-        spec = sample_spec() if request.GET.get("preset") == "sample" else RunSpec()
+        spec = precision.fitted(sample_spec() if request.GET.get("preset") == "sample" else RunSpec())
     return _page(request, forms.from_spec(spec), parent=parent)
 
 
 def _with_reward(name: str) -> RunSpec:
     """The sample's settings, small enough to try something, with a reward function written here."""
     get_object_or_404(RewardFunction, name=name)
-    spec = sample_spec()
+    spec = precision.fitted(sample_spec())
     return spec.model_copy(
         update={"name": f"{name}: first try", "rewards": [RewardSpec(name=name)], "tags": [], "notes": ""}
     )
@@ -99,18 +99,18 @@ def check(request: HttpRequest) -> JsonResponse:
     spec, problems = forms.validate(request.POST)
     answer: dict[str, Any] = {"facts": [], "prompts": [], "diff": [], "commands": []}
     if spec is not None:
-        problems = services.check_spec(spec)
+        problems, inside = checks.examine(spec, _user(request))
         if checkpoint := _fork(request, _parent(request)):
             problems = [*forking.problems(spec, checkpoint), *problems]
-        answer["facts"] = previews.facts(spec)
+        answer["facts"] = [*previews.facts(spec), *previews.data_facts(spec, inside)]
         answer["commands"] = previews.commands(spec)
         if not any(problem.field.startswith("data") for problem in problems):
             try:
-                answer["prompts"] = previews.prompts(spec)
+                answer["prompts"] = previews.prompts(spec, inside)
             except ValueError as error:
                 problems.append(Problem("data.source", f"{spec.data.source}: {error}."))
         counts = [prompt["tokens"] for prompt in answer["prompts"] if prompt["tokens"] is not None]
-        answer["before"] = prelaunch.before_launch(spec, max(counts, default=None))
+        answer["before"] = prelaunch.before_launch(spec, max(counts, default=None), hub.access_of(spec, _user(request)))
         if parent := _parent(request):
             changes = forms.spec_diff(parent.spec, services.pin_rewards(spec).model_dump(mode="json"))
             answer["diff"] = [{"path": path, "before": before, "after": after} for path, before, after in changes]
@@ -131,7 +131,7 @@ def _handle(request: HttpRequest, run: Run | None, parent: Run | None) -> HttpRe
         return yaml_response(spec)
     checkpoint = _fork(request, parent) if run is None else None
     if spec is not None and action == "launch":
-        problems = services.check_spec(spec)
+        problems = services.check_spec(spec, run.owner if run else _user(request))
     if spec is not None and checkpoint is not None:
         problems = [*problems, *forking.problems(spec, checkpoint)]
     if spec is None or problems:

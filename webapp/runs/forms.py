@@ -20,10 +20,14 @@ from webapp.runs.problems import Problem, from_pydantic
 
 LONG_TEXT = {"notes": 2, "data.options": 3, "data.prompt_suffix": 2}
 """Fields of several lines, and how many."""
+HUB_PATTERN = r"^(?!reasoning_gym:)(?!.*\.(jsonl|csv|parquet)$)."
+"""Names of datasets that can only be hub ids."""
 SHOWN_IF = {
     **{f"lora.{name}": ("lora.enabled", "^on$") for name in ("r", "alpha", "dropout", "target_modules", "push")},
     **{f"data.{name}": ("data.source", "^reasoning_gym:") for name in ("size", "options")},
-    "data.split": ("data.source", r"^(?!reasoning_gym:)(?!.*\.(jsonl|csv|parquet)$)"),
+    **{f"data.{name}": ("data.source", HUB_PATTERN) for name in ("config", "split")},
+    **{f"evaluation.{name}": ("evaluation.source", HUB_PATTERN) for name in ("config", "split")},
+    "evaluation.rename_columns": ("evaluation.source", "."),
     "training.warmup_steps": ("training.lr_scheduler_type", "^(?!constant$)"),
     "training.num_sampler_logprobs": ("training.score_centering", "^on$"),
     "exporters.project": ("exporters.targets", "wandb|trackio|mlflow"),
@@ -257,7 +261,9 @@ def _text(path: str, info: FieldInfo, value: Any) -> Any:
     if value is None:
         return ""
     if get_origin(inner) is dict:
-        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n") if value else ""
+        # A field of one line holds no line ends.
+        style: dict[str, Any] = {} if path in LONG_TEXT else {"default_flow_style": True, "width": float("inf")}
+        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, **style).rstrip("\n") if value else ""
     if get_origin(inner) is list:
         return ", ".join(value)
     return _plain(value)

@@ -67,6 +67,11 @@ def launch(run: Run, actor: User | None) -> Attempt:
     return _enqueue(run, (State.DRAFT,), actor, resumed_from=None, verb="launched")
 
 
+def can_resume(run: Run) -> bool:
+    """Whether `resume` would queue the run."""
+    return run.state in ENDED and not run.imported
+
+
 def resume(run: Run, actor: User | None, checkpoint: Checkpoint | None = None) -> Attempt:
     """Queue a new attempt of an ended run, from `checkpoint` or its newest one, or from the start if it has none.
 

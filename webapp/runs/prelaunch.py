@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-from django.core.cache import cache
-
 from trainer_core.spec import RunSpec
 from webapp.hosts.offers import Offer, offers
-from webapp.runs import memory
-from webapp.runs.checks import HUB_SECONDS, local_model
+from webapp.runs import hub, memory, precision
+from webapp.runs.checks import local_model
 from webapp.runs.models import Run, State
 
 MIB = 1024**2
@@ -38,14 +34,16 @@ class Place:
     trainers: frozenset[int] = frozenset()
 
 
-def before_launch(spec: RunSpec, prompt_tokens: int | None) -> dict[str, Any]:
+def before_launch(spec: RunSpec, prompt_tokens: int | None, access: hub.Access = hub.Access()) -> dict[str, Any]:
     """Everything as JSON: `memory` (a table, or `sentence` alone), `hosts` (a picture), `waits` (sentences)."""
     found = offers()
     place = _place(spec, found)
     return {
-        "memory": _memory(spec, place, prompt_tokens),
+        "memory": _memory(spec, place, prompt_tokens, access),
         "hosts": [_picture(offer, place) for offer in found],
-        "waits": [_start(place, spec), _pace(spec, place)],
+        "waits": [
+            text for text in (_start(place, spec), _pace(spec, place), precision.warning(spec, place.offer)) if text
+        ],
     }
 
 
@@ -120,8 +118,8 @@ def _pace(spec: RunSpec, place: Place) -> str:
     )
 
 
-def _memory(spec: RunSpec, place: Place, prompt_tokens: int | None) -> dict[str, Any]:
-    config = model_config(spec)
+def _memory(spec: RunSpec, place: Place, prompt_tokens: int | None, access: hub.Access) -> dict[str, Any]:
+    config = model_config(spec, access)
     if config is None:
         return {"rows": [], "sentence": "Memory can't be estimated: the model's config.json is not at hand."}
     shape = memory.shape_of(config)
@@ -193,31 +191,12 @@ def _gib(size: int) -> str:
     return f"{size / memory.GIB:.1f} GiB"
 
 
-def model_config(spec: RunSpec) -> dict[str, Any] | None:
+def model_config(spec: RunSpec, access: hub.Access) -> dict[str, Any] | None:
     """The model's config.json: from its folder, the hub's cache on this machine, or the hub; None when none has it."""
     folder = local_model(spec.model.path)
+    if folder is None:
+        return hub.model_config(spec.model.path, access)
     try:
-        if folder is not None:
-            return json.loads((folder / "config.json").read_text())
-        key = f"config:{hashlib.sha256(spec.model.path.encode()).hexdigest()}"
-        return cache.get_or_set(key, lambda: _hub_config(spec.model.path), 600)
+        return json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
-        return None
-
-
-def _hub_config(repo: str) -> dict[str, Any] | None:
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.utils import build_hf_headers
-
-    cached = try_to_load_from_cache(repo, "config.json")
-    if isinstance(cached, str):
-        with open(cached, encoding="utf-8") as file:
-            return json.load(file)
-    if constants.HF_HUB_OFFLINE:
-        return None
-    url = f"{constants.ENDPOINT}/{repo}/resolve/main/config.json"
-    try:
-        answer = httpx.get(url, headers=build_hf_headers(), timeout=HUB_SECONDS, follow_redirects=True)
-        return answer.json() if answer.is_success else None
-    except httpx.HTTPError:
         return None

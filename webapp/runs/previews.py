@@ -12,6 +12,8 @@ from webapp.hosts.models import Device
 from webapp.runs import rendering
 from webapp.runs.checks import local_model
 from webapp.runs.commands import preview
+from webapp.runs.data_checks import datasets_of, is_file, is_generated
+from webapp.runs.peeking import Peeked
 
 SHOWN = 3
 MAX_CHARACTERS = 1200
@@ -60,13 +62,25 @@ def datasets() -> list[str]:
     return [f"reasoning_gym:{task}" for task in sorted(DATASETS)]
 
 
-def prompts(spec: RunSpec) -> list[dict[str, Any]]:
+def data_facts(spec: RunSpec, inside: Peeked) -> list[str]:
+    """Columns of the hub datasets, with their names in the run, and what could not be read of them."""
+    facts = []
+    for section, data in datasets_of(spec).items():
+        if found := inside.datasets.get(section):
+            after = data.names_after(found.columns)
+            columns = [name if name == new else f"{name} (as {new})" for name, new in after.items()]
+            facts.append(f"Columns of {data.source}: {', '.join(columns)}.")
+    later = "The run's host checks it before it starts the server."
+    return [*facts, *(f"Not looked at yet: {text.rstrip('.')}. {later}" for text in inside.unread)]
+
+
+def prompts(spec: RunSpec, inside: Peeked) -> list[dict[str, Any]]:
     """The first prompts as the model will read them: `text` and `tokens`, or as messages with `tokens` None and a `note` why.
 
-    Empty for a hub dataset, which is only read where the run runs. Raises ValueError naming the line when a file breaks after
-    its first row.
+    Those of a hub dataset are what was read of it; empty where nothing was. Raises ValueError naming the line when a file
+    breaks after its first row.
     """
-    conversations = [_messages(prompt, spec.data.prompt_suffix) for prompt in _first(spec)]
+    conversations = [_messages(prompt, spec.data.prompt_suffix) for prompt in _first(spec, inside)]
     if not conversations:
         return []
     folder = local_model(spec.model.path) or _cached_model(spec.model.path)
@@ -91,39 +105,41 @@ def _cached_model(repo: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _first(spec: RunSpec) -> list[Any]:
-    source = spec.data.source
-    if source.startswith("reasoning_gym:"):
+def _first(spec: RunSpec, inside: Peeked) -> list[Any]:
+    data = spec.data
+    if is_generated(data):
         import reasoning_gym
 
         dataset = reasoning_gym.create_dataset(
-            source.partition(":")[2], size=min(spec.data.size, SHOWN), seed=spec.data.seed, **spec.data.options
+            data.source.partition(":")[2], size=min(data.size, SHOWN), seed=data.seed, **data.options
         )
         return [dataset[index]["question"] for index in range(len(dataset))]
-    if Path(source).suffix in (".jsonl", ".csv", ".parquet"):
-        return _from_file(Path(source).expanduser())
-    return []
+    if is_file(data):
+        return _from_file(Path(data.source).expanduser(), data.stored_name("prompt"))
+    found = inside.datasets.get("data")
+    return [] if found is None else [row["prompt"] for row in found.rows[:SHOWN]]
 
 
-def _from_file(path: Path) -> list[Any]:
+def _from_file(path: Path, column: str) -> list[Any]:
+    """The first prompts, from the column of this name."""
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
-        batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(SHOWN, columns=["prompt"]), None)
-        return batch.column("prompt").to_pylist() if batch is not None else []
+        batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(SHOWN, columns=[column]), None)
+        return batch.column(column).to_pylist() if batch is not None else []
     with open(path, encoding="utf-8", newline="") as file:
         if path.suffix == ".csv":
             import csv
 
-            return [row["prompt"] for row in islice(csv.DictReader(file), SHOWN)]
-        return [_prompt_of(number, line) for number, line in enumerate(islice(file, SHOWN), 1) if line.strip()]
+            return [row[column] for row in islice(csv.DictReader(file), SHOWN)]
+        return [_prompt_of(number, line, column) for number, line in enumerate(islice(file, SHOWN), 1) if line.strip()]
 
 
-def _prompt_of(number: int, line: str) -> Any:
+def _prompt_of(number: int, line: str, column: str) -> Any:
     try:
-        return json.loads(line)["prompt"]
+        return json.loads(line)[column]
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"line {number} is not a JSON object with a prompt") from error
+        raise ValueError(f"line {number} is not a JSON object with a {column}") from error
 
 
 def _messages(prompt: Any, suffix: str) -> list[dict[str, Any]]:

@@ -6,17 +6,12 @@ import shutil
 from pathlib import Path
 
 from trainer_core.spec import RunSpec
-
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Flags of processors that multiply in bfloat16, on x86 and Arm. Others take ten times as long as in float32, or more."""
+from webapp.hosts.processor import multiplies_in_bf16
 
 
 def computes_in_bf16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether this machine has a GPU, or a processor that multiplies in bfloat16."""
-    if shutil.which("nvidia-smi"):
-        return True
-    words = cpu_info.read_text().split() if cpu_info.exists() else []
-    return not BF16_FLAGS.isdisjoint(words)
+    return shutil.which("nvidia-smi") is not None or multiplies_in_bf16(cpu_info)
 
 
 def sample_spec() -> RunSpec:

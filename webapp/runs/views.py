@@ -212,7 +212,7 @@ def spec_yaml(request: HttpRequest, run_id: UUID) -> HttpResponse:
 @require_POST
 def launch(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_own_run(request, run_id)
-    if problems := services.check_spec(run.run_spec()):
+    if problems := services.check_spec(run.run_spec(), run.owner):
         for problem in problems:
             messages.error(request, problem.message)
         return redirect("runs:edit", run.pk)
@@ -232,6 +232,11 @@ def resume(request: HttpRequest, run_id: UUID) -> HttpResponse:
     files.mark_deleted(run)
     chosen = request.POST.get("checkpoint", "")
     checkpoint = get_object_or_404(run.checkpoints, pk=chosen) if chosen.isdigit() else None
+    problems = services.check_spec(run.run_spec(), run.owner) if lifecycle.can_resume(run) else []
+    if problems:
+        for problem in problems:
+            messages.error(request, problem.message)
+        return redirect("runs:detail", run.pk)
     return _act(request, run, lambda: lifecycle.resume(run, _user(request), checkpoint))
 
 

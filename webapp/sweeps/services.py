@@ -43,9 +43,9 @@ def combine(base: RunSpec, plan: Plan) -> tuple[list[RunSpec], list[dict[str, An
     return specs, [{path: sweeps.value_at(dump, path) for path in plan.axes} for dump in dumps], []
 
 
-def check(specs: Sequence[RunSpec]) -> list[Problem]:
+def check(specs: Sequence[RunSpec], owner: User) -> list[Problem]:
     """What would keep any of the runs from starting, each problem once."""
-    return list(dict.fromkeys(problem for spec in specs for problem in services.check_spec(spec)))
+    return list(dict.fromkeys(problem for spec in specs for problem in services.check_spec(spec, owner)))
 
 
 @transaction.atomic

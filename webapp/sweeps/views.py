@@ -70,7 +70,7 @@ def new(request: HttpRequest) -> HttpResponse:
         problems = [Problem("base", "Choose the run whose settings the sweep begins with."), *problems]
     if base is not None and plan is not None:
         specs, places, problems = services.combine(base.run_spec(), plan)
-        problems = problems or services.check(specs)
+        problems = problems or services.check(specs, _user(request))
         if not problems:
             launch = request.POST.get("action") != "draft"
             sweep = services.create(base, plan, specs, places, _user(request), launch=launch)
@@ -103,7 +103,7 @@ def preview(request: HttpRequest) -> HttpResponse:
     elif plan is not None:
         specs, places, context["problems"] = services.combine(base.run_spec(), plan)
         # What the machine says, of the first only: somebody is typing.
-        context["problems"] = context["problems"] or services.check(specs[:1])
+        context["problems"] = context["problems"] or services.check(specs[:1], _user(request))
         context |= {"paths": list(plan.axes), "count": len(places), "places": [list(place.values()) for place in
                     places[:PREVIEWED]], "more": max(0, len(places) - PREVIEWED)}  # fmt: skip
     return render(request, "sweeps/preview.html", context)

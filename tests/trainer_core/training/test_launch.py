@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_core import launch
+from trainer_core import explain, launch
 from trainer_core.spec import RunSpec
 
 SERVER = "http://127.0.0.1:9"
@@ -114,7 +114,7 @@ def test_adapter_of_a_spec() -> None:
     ],
 )
 def test_sentences(error: Exception, text: str) -> None:
-    assert launch.sentence(error).startswith(text)
+    assert explain.sentence(error).startswith(text)
 
 
 def test_help() -> None:
@@ -130,4 +130,4 @@ def test_a_step_in_which_nothing_was_scored_has_a_line_too() -> None:
 
 
 def test_a_fault_of_the_trainer_itself_is_named_as_one() -> None:
-    assert launch.sentence(KeyError("reward")).startswith("The trainer met an error of its own (KeyError: 'reward')")
+    assert explain.sentence(KeyError("reward")).startswith("The trainer met an error of its own (KeyError: 'reward')")

@@ -107,6 +107,18 @@ def test_a_run_goes_its_way(api: Client, run: Run) -> None:
     assert api.get(path).status_code == 404
 
 
+def test_a_resume_is_checked_as_a_launch_is(api: Client, make_run: Callable[..., Run]) -> None:
+    run = make_run(State.STOPPED)
+    Run.objects.update(spec=run.spec | {"data": {"source": "/nowhere/gone.jsonl"}})
+    answer = post(api, f"/api/runs/{run.pk}/resume")
+    assert answer.status_code == 422
+    assert answer.json()["problems"] == [
+        {"field": "data.source", "message": "There is no file /nowhere/gone.jsonl on this machine."}
+    ]
+    run.refresh_from_db()
+    assert run.state == State.STOPPED
+
+
 def test_a_checkpoint_of_another_run_is_not_resumed(api: Client, make_run: Callable[..., Run]) -> None:
     run = make_run(State.STOPPED)
     answer = post(api, f"/api/runs/{run.pk}/resume", {"checkpoint": 77})

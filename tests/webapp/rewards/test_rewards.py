@@ -163,6 +163,8 @@ def test_columns_of_a_file_are_read_by_row(tmp_path: Path) -> None:
     data = sample_spec().data.model_copy(update={"source": str(path), "options": {}})
     assert samples.columns_of(data, 1) == {"answer": "2"}
     assert samples.columns_of(data, 5) == {}
+    renamed = data.model_copy(update={"rename_columns": {"answer": "solution"}})
+    assert samples.columns_of(renamed, 1) == {"solution": "2"}
 
 
 def test_columns_of_a_parquet_file_are_read_by_row(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from webapp.accounts.models import User
 from webapp.hosts.models import Device, Host
 from webapp.rewards import services as rewards
 from webapp.rewards.forms import STARTER
-from webapp.runs import checks, services
+from webapp.runs import checks, data_checks, services
 from webapp.runs.problems import Problem
 from webapp.runs.sample import sample_spec
 
@@ -34,14 +34,14 @@ def spec_with(**changes: Any) -> RunSpec:
 
 
 def the_problem(**changes: Any) -> Problem:
-    problems = checks.check_spec(spec_with(**changes))
+    problems = checks.check_spec(spec_with(**changes), None)
     assert len(problems) == 1, problems
     assert problems[0].message.endswith(".")
     return problems[0]
 
 
 def test_the_sample_run_has_no_problem() -> None:
-    assert checks.check_spec(sample_spec()) == []
+    assert checks.check_spec(sample_spec(), None) == []
 
 
 def test_a_model_folder_must_exist_and_be_a_model(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_model_folder_must_exist_and_be_a_model(tmp_path: Path) -> None:
     assert "no folder" in missing.message
     assert "no config.json" in the_problem(model__path=str(tmp_path)).message
     (tmp_path / "config.json").write_text("{}")
-    assert checks.check_spec(spec_with(model__path=str(tmp_path))) == []
+    assert checks.check_spec(spec_with(model__path=str(tmp_path)), None) == []
 
 
 def test_a_hub_model_is_refused_when_the_hub_is_out_of_reach() -> None:
@@ -91,8 +91,8 @@ def test_a_file_without_a_prompt_column_has_its_columns_named(tmp_path: Path, su
 def test_parquet_columns_are_read_from_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["1+1"], "answer": ["2"]}), path)
-    assert checks.file_columns(path) == ["prompt", "answer"]
-    assert checks.check_spec(spec_with(data__source=str(path), data__options={})) == []
+    assert data_checks.file_columns(path) == ["prompt", "answer"]
+    assert checks.check_spec(spec_with(data__source=str(path), data__options={}), None) == []
     path.write_bytes(b"not parquet")
     assert "can't be read" in the_problem(data__source=str(path), data__options={}).message
 
@@ -117,7 +117,7 @@ def test_rewards_must_exist_in_the_version_named(ada: User) -> None:
     assert unknown.field == "rewards.0.name"
     assert "last_number_match" in unknown.message
     function = rewards.create_function(STARTER, "", ada)
-    assert checks.check_spec(spec_with(rewards=[{"name": function.name}])) == []
+    assert checks.check_spec(spec_with(rewards=[{"name": function.name}]), None) == []
     version = the_problem(rewards=[{"name": "last_number_match"}, {"name": function.name, "version": 7}])
     assert version.field == "rewards.1.version"
     assert "its versions are 1" in version.message
@@ -130,7 +130,7 @@ def test_weights_that_are_all_zero_teach_nothing() -> None:
 
 def test_devices_are_only_missed_when_hosts_are_known() -> None:
     wanted = {"resources__trainer_gpus": 2}
-    assert checks.check_spec(spec_with(**wanted)) == []
+    assert checks.check_spec(spec_with(**wanted), None) == []
     host = Host.objects.create(name="big")
     for index in range(2):
         Device.objects.create(host=host, uuid=f"GPU-{index}", kind="gpu", index=index, name="H200")
@@ -138,7 +138,7 @@ def test_devices_are_only_missed_when_hosts_are_known() -> None:
     assert problem.field == "resources"
     assert "big has 2" in problem.message
     Device.objects.create(host=host, uuid="GPU-2", kind="gpu", index=2, name="H200")
-    assert checks.check_spec(spec_with(**wanted)) == []
+    assert checks.check_spec(spec_with(**wanted), None) == []
 
 
 def test_a_processor_does_not_help_where_gpus_are_up_since_no_run_goes_there() -> None:
@@ -146,12 +146,12 @@ def test_a_processor_does_not_help_where_gpus_are_up_since_no_run_goes_there() -
     wanted = {"resources__trainer_gpus": 2}
     cpu = Host.objects.create(name="cpu", last_seen_at=timezone.now())
     Device.objects.create(host=cpu, uuid="cpu:cpu", kind="cpu", name="2 cores")
-    assert checks.check_spec(spec_with(**wanted)) == []
+    assert checks.check_spec(spec_with(**wanted), None) == []
     big = Host.objects.create(name="big", last_seen_at=timezone.now())
     Device.objects.create(host=big, uuid="GPU-0", kind="gpu", name="H200")
     assert "but big has 1" in the_problem(**wanted).message
     Host.objects.filter(pk=big.pk).update(drained=True)
-    assert checks.check_spec(spec_with(**wanted)) == []
+    assert checks.check_spec(spec_with(**wanted), None) == []
 
 
 def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +168,56 @@ def test_a_draft_pins_the_newest_version_of_its_rewards(ada: User) -> None:
     run = services.create_run(spec_with(rewards=[{"name": function.name}]), ada)
     rewards.add_version(function, STARTER + "\n\n", "", ada)
     assert run.run_spec().rewards[0].version == 2
+
+
+def test_a_renamed_column_is_the_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "1+1", "answer": "2"}\n')
+    data: dict[str, Any] = {"data__source": str(path), "data__options": {}}
+    assert checks.check_spec(spec_with(**data, data__rename_columns={"question": "prompt"}), None) == []
+    wrong = the_problem(**data, data__rename_columns={"qestion": "prompt"})
+    assert wrong == Problem(
+        "data.rename_columns", f"Dataset {path} has no column 'qestion' to rename; its columns are: question, answer."
+    )
+    gone = the_problem(**data, data__rename_columns={"question": "prompt", "answer": "reply"})
+    assert gone.field == "rewards"
+    assert "the dataset has prompt, reply" in gone.message
+
+
+@pytest.mark.parametrize("evaluation, field, sentence", [
+    ({"source": "/nowhere/held_out.jsonl"}, "evaluation.source", "There is no file /nowhere/held_out.jsonl"),
+    ({"source": "reasoning_gym:product"}, "evaluation.source", "reasoning-gym has no task 'product'"),
+    ({"source": "reasoning_gym:countdown"}, "data.options", "countdown has no option"),
+    ({"source": "HERE"}, "evaluation.source", "has no 'prompt' column; its columns are: question, answer"),
+    ({"source": "HERE", "rename_columns": {"question": "prompt", "answer": "reply"}}, "evaluation.source",
+     "In evaluation the reward last_number_match needs the column 'answer'"),
+])  # fmt: skip
+def test_the_dataset_of_evaluation_is_checked_as_that_of_training(
+    tmp_path: Path, evaluation: dict[str, Any], field: str, sentence: str
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "1+1", "answer": "2"}\n')
+    if evaluation["source"] == "HERE":
+        evaluation = evaluation | {"source": str(path)}
+    problem = the_problem(evaluation=spec_with().evaluation.model_dump() | {"every_steps": 5} | evaluation)
+    assert problem.field == field
+    assert sentence in problem.message
+
+
+def test_what_is_wrong_with_both_datasets_is_said_once() -> None:
+    assert "must be >=" in the_problem(
+        data__options={"min_digits": 5, "max_digits": 2}, evaluation=spec_with().evaluation.model_dump() | {"every_steps": 5}
+    ).message  # fmt: skip
+
+
+def test_tools_and_environments_are_checked() -> None:
+    tool = the_problem(agent__tools=["calculater"])
+    assert tool.field == "agent.tools"
+    assert "there are calculator" in tool.message
+    elsewhere = Host.objects.create(name="elsewhere", last_seen_at=timezone.now())
+    Device.objects.create(host=elsewhere, uuid="cpu:elsewhere", kind="cpu", name="2 cores")
+    assert checks.check_spec(spec_with(agent__tools=["calculater"]), None) == []  # it may be installed there
+    options = the_problem(agent__environment="guess_number", agent__environment_options={"lo": 1})
+    assert options.field == "agent.environment"
+    assert "'lo'" in options.message
+    assert checks.check_spec(spec_with(agent__tools=["calculator"], agent__environment="guess_number"), None) == []

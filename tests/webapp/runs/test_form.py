@@ -57,6 +57,15 @@ def test_a_spec_survives_the_form(name: str, notes: str, tags: list[str], rate: 
     assert again == spec
 
 
+def test_mappings_in_fields_of_one_line_have_no_line_ends() -> None:
+    """A browser takes them out."""
+    names = {"question": "prompt", "answer: long": "solution", "x" * 100: "y"}
+    spec = RunSpec.model_validate({"data": {"source": "a/b", "rename_columns": names}})
+    post = posted(forms.from_spec(spec))
+    assert "\n" not in post["data.rename_columns"]
+    assert forms.validate(post) == (spec, [])
+
+
 def test_every_setting_has_a_control_with_label_and_help() -> None:
     form = forms.from_spec(RunSpec())
     controls = {field.path: field for section in form.sections for field in section.fields}
@@ -82,6 +91,7 @@ def test_settings_on_which_others_depend_exist() -> None:
     ("name", "", "This is empty; a value is needed."),
     ("data.options", "{a: ", "Not valid YAML"),
     ("data.options", "[1]", "Found [1]; a mapping of names to values is needed."),
+    ("data.rename_columns", "question", "Found 'question'; a mapping of names to values is needed."),
 ])  # fmt: skip
 def test_a_wrong_value_is_said_at_its_field(path: str, text: str, sentence: str) -> None:
     spec, problems = forms.validate({**posted(forms.from_spec(sample_spec())), path: text})

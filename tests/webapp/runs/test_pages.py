@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,15 @@ def test_resume_from_a_chosen_checkpoint(as_ada: Client, ada: User) -> None:
     attempt = run.current_attempt
     assert attempt is not None
     assert (run.state, attempt.number, attempt.resumed_from) == (State.QUEUED, 2, first)
+
+
+def test_a_run_whose_dataset_is_gone_is_not_resumed(as_ada: Client, ada: User, tmp_path: Path) -> None:
+    run = seed.make_run(ada, "mine", state=State.STOPPED)
+    Run.objects.filter(pk=run.pk).update(spec=run.spec | {"data": {"source": str(tmp_path / "gone.jsonl")}})
+    page = as_ada.post(f"/runs/{run.pk}/resume/", follow=True).content.decode()
+    assert f"There is no file {tmp_path}/gone.jsonl on this machine." in page
+    run.refresh_from_db()
+    assert (run.state, run.attempts.count()) == (State.STOPPED, 1)
 
 
 def test_resume_skips_a_checkpoint_whose_folder_is_gone(as_ada: Client, ada: User) -> None:

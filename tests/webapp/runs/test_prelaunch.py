@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.webapp.runs.test_form import posted
 from trainer_core.spec import ModelSpec, ResourceSpec, RolloutSpec, RunSpec
 from webapp.hosts.models import Device, Host, Lease
 from webapp.hosts.offers import offers
-from webapp.runs import forms, prelaunch, rendering
+from webapp.runs import forms, precision, prelaunch, rendering
 from webapp.runs.models import Run, State
 
 PROMPTS = [
@@ -155,6 +156,25 @@ def test_a_host_without_gpus_takes_runs_only_where_no_gpu_is_up(db: None) -> Non
     assert {offer.host.name: offer.takes_runs for offer in offers()} == {"cpu": True, "gpus": False}
     Host.objects.filter(pk=cpu.pk).update(drained=True)
     assert not any(offer.takes_runs for offer in offers())
+
+
+def test_bfloat16_on_a_processor_without_it_is_warned_of_and_not_the_default(as_ada: Client, ada: Any) -> None:
+    host = seed.make_host("plain")
+    spec = RunSpec()
+    assert not any("bfloat16" in text for text in prelaunch.before_launch(spec, None)["waits"])  # it did not tell yet
+    Host.objects.filter(pk=host.pk).update(bf16=False)
+    assert prelaunch.before_launch(spec, None)["waits"][-1] == (
+        "The processor of plain has no bfloat16 instructions, so server.dtype bfloat16 and training.bf16 take ten times as "
+        "long or more here; choose float32."
+    )
+    fitted = precision.fitted(spec)
+    assert (fitted.server.dtype, fitted.training.bf16) == ("float32", False)
+    assert not any("bfloat16" in text for text in prelaunch.before_launch(fitted, None)["waits"])
+    page = as_ada.get("/runs/new/").content.decode()
+    assert re.search(r'name="server\.dtype".*?<option selected>float32</option>', page, re.DOTALL)
+    gpu_host("big", 2)  # takes the runs instead
+    assert precision.fitted(spec) == spec
+    assert not any("bfloat16" in text for text in prelaunch.before_launch(spec, None)["waits"])
 
 
 def test_nothing_to_wait_for_is_said_of_a_synchronous_run(db: None) -> None:

@@ -103,7 +103,7 @@ def test_a_run_whose_secret_is_missing_is_refused_before_it_is_queued(as_ada: Cl
     with pytest.raises(lifecycle.Refused, match="no secret HF_TOKEN"):
         lifecycle.launch(run, run.owner)
     answer = as_ada.post(f"/api/runs/{run.pk}/launch")
-    assert (answer.status_code, "no secret HF_TOKEN" in answer.json()["detail"]) == (409, True)
+    assert (answer.status_code, "no secret HF_TOKEN" in answer.json()["detail"]) == (422, True)
     assert Run.objects.get().state == "draft"
 
 

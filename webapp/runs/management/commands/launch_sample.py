@@ -23,7 +23,7 @@ class Command(BaseCommand):
         if owner is None:
             raise CommandError("There is no account to own the sample run; run 'manage.py ensure_admin' first.")
         spec = sample_spec()
-        if problems := services.check_spec(spec):
+        if problems := services.check_spec(spec, owner):
             raise CommandError("The sample run can't start: " + " ".join(problem.message for problem in problems))
         run = services.create_run(spec, owner)
         lifecycle.launch(run, owner)
