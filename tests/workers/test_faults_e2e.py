@@ -39,7 +39,7 @@ def launch_run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -
     function = RewardFunction.objects.create(name="early_letters", owner=owner)
     RewardVersion.objects.create(function=function, number=1, source=SOURCE, created_by=owner)
 
-    def launch(prompts: int, max_steps: int) -> Any:
+    def launch(prompts: int, max_steps: int, ranks: int = 1) -> Any:
         source = studio.home / "prompts.jsonl"
         source.write_text("".join(json.dumps({"prompt": f"Say {number}."}) + "\n" for number in range(prompts)))
         return make_run(
@@ -48,11 +48,11 @@ def launch_run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -
             rollout={"num_generations": 2, "max_completion_length": 12, "max_staleness": 2},
             training={
                 "max_steps": max_steps, "learning_rate": 1e-4, "per_device_train_batch_size": 2,
-                "gradient_accumulation_steps": 2, "bf16": False, "gradient_checkpointing": False,
+                "gradient_accumulation_steps": 2 // ranks, "bf16": False, "gradient_checkpointing": False,
             },
             lora={"r": 4, "alpha": 8},
             server={"max_model_len": 256, "dtype": "float32", "kv_cache_gib": 0.0625, "max_num_seqs": 16},
-            checkpoints={"save_steps": 2, "save_total_limit": 3},
+            checkpoints={"save_steps": 2, "save_total_limit": 3}, resources={"cpu_ranks": ranks},
         )  # fmt: skip
 
     return launch
@@ -103,6 +103,11 @@ def titled(studio: Studio, attempt: Any, title: str) -> psutil.Process:
     return found
 
 
+def has_rank(trainer: psutil.Process, rank: int) -> bool:
+    """Whether it is the trainer process of that rank, and not what launched it."""
+    return "accelerate" not in " ".join(trainer.cmdline()) and int(trainer.environ().get("RANK", 0)) == rank
+
+
 def kill_and_see_restart(studio: Studio, run: Any, victim: psutil.Process) -> None:
     """The server comes back on its port, the trainer stays, and steps go on."""
     attempt = run.current_attempt
@@ -121,21 +126,27 @@ def kill_and_see_restart(studio: Studio, run: Any, victim: psutil.Process) -> No
     assert trainer.is_running()
 
 
+@pytest.mark.parametrize(("ranks", "prompts"), [(1, 28), (2, 16)])
 def test_a_killed_and_resumed_run_does_each_prompt_of_the_epoch_once(
-    studio: Studio, launch_run: Callable[..., Any]
+    studio: Studio, launch_run: Callable[..., Any], ranks: int, prompts: int
 ) -> None:
-    """As many steps as the epoch has pairs of prompts: a repeated prompt would leave another one out."""
+    """As many steps as the epoch has pairs of prompts: a repeated prompt would leave another one out.
+
+    Of two FSDP2 ranks the one that does not lead is killed.
+    """
     from trainer_core.rollout.state import RolloutState
     from webapp.runs.lifecycle import resume
 
-    prompts = 28
-    run = launch_run(prompts, max_steps=prompts // 2)
+    run = launch_run(prompts, max_steps=prompts // 2, ranks=ranks)
     studio.start_worker("workers.tasks")
     studio.start_beat("workers.tasks")
-    wait_for_steps(run, 5)
+    wait_for_steps(run, 5 if ranks == 1 else 3)
     attempt = run.current_attempt
-    studio.program(attempt, "trainer_core.launch --spec").kill()
+    trainers = [each for each in studio.programs(attempt, "trainer_core.launch --spec") if has_rank(each, ranks - 1)]
+    assert len(trainers) == 1
+    trainers[0].kill()
     wait_for_state(run, "failed", seconds=TRUTH_S)
+    wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 10)
     state_file = run.checkpoints.order_by("-step").first().folder / "rollout_state.json"
     saved = RolloutState.from_json(state_file.read_text())
     assert 0 < saved.prompts_done() < prompts
