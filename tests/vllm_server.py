@@ -29,6 +29,7 @@ class RunningServer:
     port: int
     model_path: Path
     log: Path
+    command: Command
     process: subprocess.Popen[bytes]
 
     @property
@@ -43,6 +44,11 @@ class RunningServer:
         self.process.wait(timeout=30)
         for path in leaked:
             path.unlink(missing_ok=True)
+
+    def start_again(self) -> None:
+        """Start it once more on its port, with the weights of its folder, after it was killed."""
+        self.process = launch(self.command, self.log)
+        wait_until_ready(self)
 
 
 def free_port() -> int:
@@ -104,7 +110,7 @@ def running_server(
     port = port or free_port()
     command = serve_command(spec, model_path=str(model_path), port=port, device=device)
     command.argv.extend(extra)
-    server = RunningServer(f"http://127.0.0.1:{port}", port, model_path, log, launch(command, log))
+    server = RunningServer(f"http://127.0.0.1:{port}", port, model_path, log, command, launch(command, log))
     try:
         wait_until_ready(server)
         yield server

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,49 +41,46 @@ class Counting(AsyncRolloutLoop):
         return await super().generate_one(row_index, row, epoch)
 
 
-def test_a_server_that_is_killed_and_started_again(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_and_started_again(
+    server_to_kill: RunningServer, tiny_model: Path, tmp_path: Path
+) -> None:
     """What was in flight runs again, nothing is counted twice, nothing fails, and steps go on with the new server."""
-    from tests.vllm_server import free_port, running_server, tiny_spec
-
-    port = free_port()
+    server = server_to_kill
     finished: list[str] = []
     at_the_kill: list[int] = []
-    with ExitStack() as servers:
-        first = servers.enter_context(running_server(tiny_spec(), tiny_model, tmp_path / "first.log", port=port))
-        config = config_for(
-            first.url, tmp_path, max_staleness=2, max_completion_length=64, request_timeout=120.0,
-            vllm_server_timeout=SERVER_START_S,
-        )  # fmt: skip
-        trainer = MiniTrainer(
-            config, prompts(40), [first_token], tiny_model, loop_cls=Counting, model_name="policy",
-            rollouts_path=tmp_path / "rollouts.jsonl",
-        )  # fmt: skip
+    config = config_for(
+        server.url, tmp_path, max_staleness=2, max_completion_length=64, request_timeout=120.0,
+        vllm_server_timeout=SERVER_START_S,
+    )  # fmt: skip
+    trainer = MiniTrainer(
+        config, prompts(40), [first_token], tiny_model, loop_cls=Counting, model_name="policy",
+        rollouts_path=tmp_path / "rollouts.jsonl",
+    )  # fmt: skip
 
-        async def body(trainer: MiniTrainer) -> None:
-            told = trainer.loop.monitor.finished
+    async def body(trainer: MiniTrainer) -> None:
+        told = trainer.loop.monitor.finished
 
-            def count(rollout: Rollout) -> None:
-                finished.append(rollout.rollout_id)
-                told(rollout)
+        def count(rollout: Rollout) -> None:
+            finished.append(rollout.rollout_id)
+            told(rollout)
 
-            trainer.loop.monitor.finished = count  # type: ignore[method-assign]
-            await trainer.train(2)
-            while trainer.loop.slots.in_flight < 4:
-                await asyncio.sleep(0.001)
-            at_the_kill.append(trainer.loop.slots.in_flight)
-            os.killpg(first.pid, signal.SIGKILL)
-            killed = time.monotonic()
-            while not trainer.lost:
-                await asyncio.sleep(0.02)
-            assert time.monotonic() - killed < 30
-            first.kill()  # and the memory that it shared is freed
-            second = running_server(tiny_spec(), tiny_model, tmp_path / "second.log", port=port)
-            await asyncio.to_thread(servers.enter_context, second)
-            await trainer.train(4)
-            await asyncio.sleep(1.2)
+        trainer.loop.monitor.finished = count  # type: ignore[method-assign]
+        await trainer.train(2)
+        while trainer.loop.slots.in_flight < 4:
+            await asyncio.sleep(0.001)
+        at_the_kill.append(trainer.loop.slots.in_flight)
+        os.killpg(server.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        while not trainer.lost:
+            await asyncio.sleep(0.02)
+        assert time.monotonic() - killed < 30
+        server.kill()  # and the memory that it shared is freed
+        await asyncio.to_thread(server.start_again)
+        await trainer.train(4)
+        await asyncio.sleep(1.2)
 
-        trainer.run(body, timeout=SERVER_START_S)
-    assert trainer.lost == [first.url]
+    trainer.run(body, timeout=SERVER_START_S)
+    assert trainer.lost == [server.url]
     assert Counting.begun >= len(finished) + at_the_kill[0], "what was in flight was not run again"
     lines = [
         json.loads(line)["rollout"]["rollout_id"] for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()

@@ -225,22 +225,17 @@ async def test_the_real_servers_support_is_what_it_normalised_over(tiny_server: 
 
 
 @pytest.mark.server
-@pytest.mark.slow
 @pytest.mark.asyncio
-@pytest.mark.timeout(1500)
-async def test_the_real_generate_route(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_real_generate_route(tiny_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU server cannot return masks; all else of the route that returns them is checked with it."""
-    from tests.vllm_server import running_server, tiny_spec
-
-    with running_server(tiny_spec(), tiny_model, tmp_path / "log", extra=["--enable-scale-out"]) as server:
-        async with client_of(server.url, NARROW) as client:
-            assert client.servers[0].support == "log-probs"
-            client.servers[0].support = "mask"
-            with pytest.raises(GenerationError, match="asked for the sampling mask of 1 tokens and gave none"):
-                await client.complete(POLICY, PROMPT, 1)
-            monkeypatch.setattr(answers, "parse_mask", lambda mask, tokens: None)
-            turn = await client.complete(POLICY, PROMPT, 16)
-    whole = model_probabilities(tiny_model, turn, NARROW.temperature)
+    async with client_of(tiny_server.url, NARROW) as client:
+        assert client.servers[0].support == "log-probs"
+        client.servers[0].support = "mask"
+        with pytest.raises(GenerationError, match="asked for the sampling mask of 1 tokens and gave none"):
+            await client.complete(POLICY, PROMPT, 1)
+        monkeypatch.setattr(answers, "parse_mask", lambda mask, tokens: None)
+        turn = await client.complete(POLICY, PROMPT, 16)
+    whole = model_probabilities(tiny_server.model_path, turn, NARROW.temperature)
     assert turn.top_ids is not None
     assert turn.top_log_probs is not None
     for row, token, log_prob, ids, values in zip(

@@ -1,6 +1,5 @@
 """A server that is killed in mid-push: told in time, by name; after a restart everything goes on."""
 
-import contextlib
 import threading
 import time
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainer_core.sync.test_push import config_for, disturb, greedy, greedy_reference, load
-from tests.vllm_server import free_port, running_server, tiny_spec
+from tests.vllm_server import free_port
 from trainer_core.sync import ServerUnreachable, choose_sync
 from trainer_core.sync.gloo import GlooSync
 from trainer_core.sync.server_api import ServerApi
@@ -17,10 +16,10 @@ from trainer_core.sync.weights import ServedWeight, full_weights
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
-def test_kill_restart_reopen_push(tiny_model, tmp_path):
+def test_kill_restart_reopen_push(server_to_kill):
     torch.manual_seed(4)
-    port = free_port()
-    model = load(tiny_model)
+    server = server_to_kill
+    model = load(server.model_path)
     sending = threading.Event()
 
     def slow_weights(model):
@@ -34,27 +33,26 @@ def test_kill_restart_reopen_push(tiny_model, tmp_path):
 
         return [*weights[:-1], ServedWeight(weights[-1].name, weights[-1].shape, dawdle)]
 
-    with contextlib.ExitStack() as servers:
-        server = servers.enter_context(running_server(tiny_spec(), tiny_model, tmp_path / "first.log", port))
-        sync = GlooSync([ServerApi(server.url, 20.0)], slow_weights, push_timeout_s=20.0)
-        sync.open()
-        disturb(model)
-        killer = threading.Thread(target=lambda: (sending.wait(30), server.kill()))
-        killer.start()
-        start = time.monotonic()
-        with pytest.raises(ServerUnreachable, match=f"127.0.0.1:{port}") as caught:
-            sync.push(model, 1)
-        assert time.monotonic() - start < 25
-        assert caught.value.url == server.url
-        killer.join()
+    sync = GlooSync([ServerApi(server.url, 20.0)], slow_weights, push_timeout_s=20.0)
+    sync.open()
+    disturb(model)
+    killer = threading.Thread(target=lambda: (sending.wait(30), server.kill()))
+    killer.start()
+    start = time.monotonic()
+    with pytest.raises(ServerUnreachable, match=f"127.0.0.1:{server.port}") as caught:
+        sync.push(model, 1)
+    assert time.monotonic() - start < 25
+    assert caught.value.url == server.url
+    killer.join()
 
-        again = servers.enter_context(running_server(tiny_spec(), tiny_model, tmp_path / "second.log", port))
-        assert greedy(again, "policy") != greedy_reference(model)
-        sync.reopen()
-        report = sync.push(model, 1)
-        assert report.total_s < 20
-        assert greedy(again, "policy") == greedy_reference(model)
-        sync.close()
+    server.start_again()
+    assert greedy(server, "policy") != greedy_reference(model)
+    sync.reopen()
+    report = sync.push(model, 1)
+    assert report.total_s < 20
+    assert greedy(server, "policy") == greedy_reference(model)
+    sync.push(load(server.model_path), 2)  # others use this server, too
+    sync.close()
 
 
 def test_a_server_that_is_not_there(tiny_model, tmp_path):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.test import Client
 
-from tests.tiny_model import tiny_qwen3
-from tests.vllm_server import running_server, tiny_spec
 from tests.webapp import seed
 from tests.webapp.playground.stand_in_server import Server, serving
 from webapp.accounts.models import User
 from webapp.hosts.models import Host, PortLease
 from webapp.playground import server as playground
 from webapp.runs.models import Run
+
+if TYPE_CHECKING:
+    from tests.vllm_server import RunningServer
 
 pytestmark = [
     pytest.mark.django_db,
@@ -151,14 +151,11 @@ def test_only_who_may_steer_the_run_talks(as_grace: Client, as_ada: Client, run:
     assert server.asked == []
 
 
-@pytest.mark.slow
 @pytest.mark.server
-def test_a_real_server_answers(as_ada: Client, ada: User, tmp_path: Path) -> None:
-    spec = tiny_spec()
-    with running_server(spec, tiny_qwen3(), tmp_path / "server.log") as real:
-        run = seed.make_run(ada, steps=1)
-        lease(run, real.port)
-        status, lines = say(as_ada, run, "w5 w6", model="current", max_tokens=5)
+def test_a_real_server_answers(as_ada: Client, ada: User, tiny_server: RunningServer) -> None:
+    run = seed.make_run(ada, steps=1)
+    lease(run, tiny_server.port)
+    status, lines = say(as_ada, run, "w5 w6", model="current", max_tokens=5)
     assert status == 200
     assert lines[-1] == {"done": "length", "tokens": 5}
     assert "".join(line.get("text", "") for line in lines[:-1])
