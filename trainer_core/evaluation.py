@@ -40,7 +40,7 @@ def evaluate(worker: Worker, intake: SampleIntake, step: int, event: Callable[..
             reported = now
             print(f"waiting for the evaluation of step {step}, {now - started:.0f} s", flush=True)
         time.sleep(POLL_S)
-    values = dict.fromkeys(NAMES, math.nan) | done.values
+    values = done.values or dict.fromkeys(NAMES, math.nan)
     if done.values:
         found = ", ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in values.items())
         event("info", "evaluated", f"Evaluation at step {step}: {found}.", seconds=done.seconds, rollouts=done.rollouts)
