@@ -241,10 +241,13 @@ class Studio:
         say("studio", "Stopped; nothing is left running.")
 
     def _stop_runs(self, seconds: float) -> None:
-        supervisors = [process for process in self._ours() if "workers.supervisor" in _command(process)]
+        supervisors = [process for process in self._ours() if _supervises(process)]
         if not supervisors:
             return
-        say("studio", f"{len(supervisors)} running run(s) save a checkpoint and stop; at most {seconds:.0f} s")
+        say(
+            "studio",
+            f"{len(supervisors)} run(s) and playgrounds save what they have and stop; at most {seconds:.0f} s",
+        )
         for process in supervisors:
             _signal(process, signal.SIGTERM)
         psutil.wait_procs(supervisors, timeout=seconds)
@@ -360,9 +363,15 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+def _supervises(process: psutil.Process) -> bool:
+    return any(
+        f"-m {module}" in _command(process) for module in ("workers.supervisor", "workers.playground.supervisor")
+    )
+
+
 def _belongs_to_run(process: psutil.Process) -> bool:
     try:
-        return "workers.supervisor" in _command(process) or "OFFBEAT_ATTEMPT" in process.environ()
+        return _supervises(process) or "OFFBEAT_ATTEMPT" in process.environ()
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
         return False
 

@@ -6,6 +6,7 @@ DATABASE_URL          postgresql://user:password@host/name   (default: SQLite in
 CELERY_BROKER_URL     redis://... (default: the Valkey that `make run` starts, on a unix socket in OFFBEAT_HOME)
 OFFBEAT_ALLOWED_HOSTS host names, separated by commas (default: this machine only)
 OFFBEAT_WEBHOOK_HOSTS host names that webhooks may call though they are inside this network
+OFFBEAT_PLAYGROUND_IDLE_MINUTES  a playground server that nobody talks to ends after so long (default: 10)
 OFFBEAT_HTTPS         1 when served behind TLS: cookies are then marked secure
 OFFBEAT_BIND          address that `make run` listens on (default: 127.0.0.1)
 OFFBEAT_PORT          its port (default: 8000)
@@ -95,6 +96,7 @@ INSTALLED_APPS = [
     "webapp.metrics",
     "webapp.rollouts",
     "webapp.checkpoints",
+    "webapp.playground",
     "webapp.webhooks",
     "webapp.sweeps",
     "webapp.secrets",
@@ -148,6 +150,8 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "runs:list"
 LOGOUT_REDIRECT_URL = "login"
+
+PLAYGROUND_IDLE_S = 60 * float(os.environ.get("OFFBEAT_PLAYGROUND_IDLE_MINUTES") or 10)
 
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"

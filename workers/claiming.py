@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -18,6 +19,7 @@ from trainer_core.spec import RunSpec
 from webapp.hosts.models import ALIVE_FOR, Device, Host
 from webapp.hosts.offers import gpus_are_up, takes_runs
 from webapp.hosts.placement import Placement, gpu_of
+from webapp.playground.services import held_by
 from webapp.runs.lifecycle import change_state
 from webapp.runs.models import Attempt, Event, Run, State
 from workers import devices, leases, processes
@@ -47,7 +49,7 @@ def claim_next(host_name: str) -> Attempt | None:
     try:
         with transaction.atomic():
             host = Host.objects.select_for_update().get(name=host_name)
-            present, free = _devices(host)
+            present, free = free_devices(host)
             if not takes_runs(host, present, gpus_are_up()):
                 return None
             for run in _queue():
@@ -94,10 +96,10 @@ def _queue() -> list[Run]:
     return list(Run.objects.filter(state=State.QUEUED).order_by("queued_at", "id")[:LOOK_AHEAD])
 
 
-def _devices(host: Host) -> tuple[list[Device], list[Device]]:
+def free_devices(host: Host) -> tuple[list[Device], list[Device]]:
     """(present, free) devices; a GPU that a stranger computes on is not free, though nobody leased it.
 
-    Attempts that hold another slot of the GPU are no strangers.
+    Those that hold another slot of the GPU are no strangers.
     """
     present = list(host.devices.filter(present=True).order_by("kind", "index").select_related("lease"))
     unleased = [device for device in present if not hasattr(device, "lease")]
@@ -117,7 +119,7 @@ def explain_queue() -> None:
     """Write into each queued run what it waits for. The same text comes out on every host, so hosts do not disagree."""
     hosts = list(
         Host.objects.filter(last_seen_at__gt=timezone.now() - ALIVE_FOR).prefetch_related(
-            "devices__lease__attempt__run"
+            "devices__lease__attempt__run", "devices__lease__playground__run"
         )
     )
     ahead: Run | None = None
@@ -144,31 +146,49 @@ def _waits_for(spec: RunSpec, hosts: list[Host], ahead: Run | None) -> str:
         have = ", ".join(f"host {name} has {count} free of {len(gpus[name])}" for name, count in free.items())
         if any(gpu_of(device.uuid) != device.uuid for found in gpus.values() for device in found):
             have += " slots"
+        if lent := [d for found in gpus.values() for d in found if hasattr(d, "lease") and d.lease.playground_id]:
+            have += f"; {len(lent)} held by {held_by(lent)}"
         if ahead is not None and max(free.values()) >= needed:
             return f"Waits for its turn behind run {ahead.name}; {have}."
         return f"Waits for {needed} GPUs; {have}."
     slots = [device for host in open_hosts for device in host.devices.all() if device.present]
-    holders = [device.lease.attempt.run.name for device in slots if hasattr(device, "lease")]
+    held = [device for device in slots if hasattr(device, "lease")]
     if not slots:
         return f"Waits for a device; host {open_hosts[0].name} offers none, its worker's log says why."
-    if len(holders) < len(slots):
+    if len(held) < len(slots):
         return f"Waits for its turn behind run {ahead.name}." if ahead else "Waits for a worker."
-    return f"Waits for the CPU slot, held by run {', '.join(holders)}."
+    return f"Waits for the CPU slot, held by {held_by(held)}."
+
+
+def first_in_queue(host: Host) -> Run | None:
+    """The queued run that gets devices of this host next; None when none of the queue can run here."""
+    present = list(host.devices.filter(present=True).order_by("kind", "index"))
+    if not takes_runs(host, present, gpus_are_up()):
+        return None
+    for run in _queue():
+        with suppress(ValidationError):  # the next claim ends such a run with a sentence
+            if leases.fit(run.run_spec(), present) is not None:
+                return run
+    return None
 
 
 def start_supervisor(attempt: Attempt) -> None:
-    """Start the attempt's supervisor in its own session; it goes on when this worker ends.
+    launch_supervisor(attempt, SUPERVISOR_MODULE, "--attempt")
+
+
+def launch_supervisor(holder: leases.Holder, module: str, option: str) -> None:
+    """Start the holder's supervisor in its own session; it goes on when this worker ends.
 
     The supervisor enters itself into the database by compare-and-swap, so a second one started by mistake ends at once.
     """
-    attempt.folder.mkdir(parents=True, exist_ok=True)
+    holder.folder.mkdir(parents=True, exist_ok=True)
     process = processes.start(
-        [sys.executable, "-m", SUPERVISOR_MODULE, "--attempt", str(attempt.pk)],
-        env={**os.environ, processes.MARK: str(attempt.pk), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
-        log=attempt.folder / "supervisor.log",
+        [sys.executable, "-m", module, option, str(holder.pk)],
+        env={**os.environ, processes.MARK: str(holder.pk), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
+        log=holder.folder / "supervisor.log",
         cwd=settings.BASE_DIR,
     )
-    logger.info("Started supervisor %s of %s", process.pid, attempt)
+    logger.info("Started supervisor %s of %s", process.pid, holder)
     threading.Thread(target=_collect, args=(process,), daemon=True, name=f"collect-{process.pid}").start()
 
 

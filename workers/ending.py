@@ -76,11 +76,14 @@ def conclude(attempt: Attempt, outcome: Outcome, keep: Mapping[str, list[int]]) 
             text = "Last lines of the log."
             record(run, "last_lines", text, attempt=attempt, level=level, log=outcome.log, exit_code=outcome.exit_code)
         if keep:
-            who = "; ".join(f"{uuid}: {', '.join(map(str, pids)) or 'unknown'}" for uuid, pids in keep.items())
-            text = f"Not given back, since processes are still on it ({who}); end them, and it is free in seconds."
-            record(run, "device_busy", text, attempt=attempt, level=Event.Level.WARNING)
+            record(run, "device_busy", not_given_back(keep), attempt=attempt, level=Event.Level.WARNING)
         leases.release(attempt, keep)
     return changed
+
+
+def not_given_back(keep: Mapping[str, list[int]]) -> str:
+    who = "; ".join(f"{uuid}: {', '.join(map(str, pids)) or 'unknown'}" for uuid, pids in keep.items())
+    return f"Not given back, since processes are still on it ({who}); end them, and it is free in seconds."
 
 
 def persist(action: Callable[[], T], deadline_s: float) -> T:

@@ -1,4 +1,4 @@
-"""Devices and ports that an attempt holds. The unique keys of the lease tables are the locks."""
+"""Devices and ports that an attempt or a playground server holds. The unique keys of the lease tables are the locks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from django.db import IntegrityError, transaction
 from trainer_core.spec import RunSpec
 from webapp.hosts.models import Device as DeviceRow
 from webapp.hosts.models import Lease, PortLease
-from webapp.hosts.placement import Placement, gpu_of, place, trainer_order
+from webapp.hosts.offers import fit as fit_gpus
+from webapp.hosts.placement import Placement, gpu_of, trainer_order
+from webapp.playground.models import PlaygroundServer
 from webapp.runs.models import Attempt
 from workers.devices import DriverFailed, computing_besides
 from workers.serving import Device
 
 logger = logging.getLogger(__name__)
+Holder = Attempt | PlaygroundServer
 PORTS = range(21000, 24000)
 """Below the range that Linux gives to outgoing connections, so that none of these takes a leased port."""
 
@@ -29,7 +32,7 @@ class NoPort(Exception):
 
 @dataclass(frozen=True)
 class Holding:
-    """GPUs of an attempt by what they are for, as UUIDs. On a host without GPUs both lists are empty.
+    """GPUs of a holder by what they are for, as UUIDs. On a host without GPUs both lists are empty.
 
     `gpu_share` is the part of a GPU that one slot of it stands for.
     """
@@ -54,76 +57,78 @@ def gpus_needed(spec: RunSpec) -> int:
 
 def fit(spec: RunSpec, devices: Iterable[DeviceRow]) -> Placement[DeviceRow] | None:
     """What of free `devices` of one host a run gets: one CPU slot, or GPU slots; None when they are not enough."""
-    devices = list(devices)
-    if devices and devices[0].kind == DeviceRow.Kind.CPU:
-        return Placement([devices[0]], [])
-    return place(devices, spec.resources.rollout_gpus, spec.resources.trainer_gpus)
+    return fit_gpus(devices, spec.resources.rollout_gpus, spec.resources.trainer_gpus)
 
 
-def take(attempt: Attempt, placement: Placement[DeviceRow]) -> None:
-    """Lease devices for an attempt.
+def fit_server(spec: RunSpec, devices: Iterable[DeviceRow]) -> Placement[DeviceRow] | None:
+    """`fit` for the run's server alone."""
+    return fit_gpus(devices, spec.resources.rollout_gpus, 0)
+
+
+def take(holder: Holder, placement: Placement[DeviceRow]) -> None:
+    """Lease devices: all of them, or none.
 
     Call it inside a transaction. Raises IntegrityError when somebody else holds one of them; then none is taken.
     """
-    server = Lease.Purpose.SERVER if placement.trainer else Lease.Purpose.BOTH
+    both = isinstance(holder, Attempt) and not placement.trainer
+    server = Lease.Purpose.BOTH if both else Lease.Purpose.SERVER
     purposes = [server] * len(placement.server) + [Lease.Purpose.TRAINER] * len(placement.trainer)
-    Lease.objects.bulk_create(
-        Lease(device=device, attempt=attempt, purpose=purpose)
-        for device, purpose in zip(placement.slots, purposes, strict=True)
-    )
+    for device, purpose in zip(placement.slots, purposes, strict=True):
+        holder.leases.create(device=device, purpose=purpose)
 
 
-def holding(attempt: Attempt) -> Holding:
-    """What the attempt holds, in the order of the devices' indices; the trainer's in the order of its ranks."""
+def holding(holder: Holder) -> Holding:
+    """What is held, in the order of the devices' indices; the trainer's in the order of its ranks."""
     gpus: dict[str, list[str]] = {Lease.Purpose.SERVER: [], Lease.Purpose.TRAINER: []}
-    held = attempt.leases.filter(device__kind=DeviceRow.Kind.GPU).order_by("device__index")
+    held = holder.leases.filter(device__kind=DeviceRow.Kind.GPU).order_by("device__index")
     for purpose, uuid in held.values_list("purpose", "device__uuid"):
         gpus[purpose].append(gpu_of(uuid))
     server, trainer = gpus[Lease.Purpose.SERVER], gpus[Lease.Purpose.TRAINER]
-    present = DeviceRow.objects.filter(host=attempt.host, kind=DeviceRow.Kind.GPU, present=True)
+    present = DeviceRow.objects.filter(host=holder.host, kind=DeviceRow.Kind.GPU, present=True)
     on_host = [gpu_of(uuid) for uuid in present.values_list("uuid", flat=True)]
     slots = max((on_host.count(gpu) for gpu in {*server, *trainer}), default=1)
     return Holding(server, trainer_order(trainer, server), 1 / max(1, slots))
 
 
-def held_uuids(attempt: Attempt) -> list[str]:
-    """UUIDs of all devices the attempt holds, the CPU slot included."""
-    return list(attempt.leases.values_list("device__uuid", flat=True))
+def held_uuids(holder: Holder) -> list[str]:
+    """UUIDs of all devices it holds, the CPU slot included."""
+    return list(holder.leases.values_list("device__uuid", flat=True))
 
 
 def holders_of(uuids: Iterable[str]) -> set[str]:
-    """Ids of the attempts that hold a slot on one of these GPUs."""
+    """Ids of the attempts and playground servers that hold a slot on one of these GPUs."""
     gpus = {gpu_of(uuid) for uuid in uuids}
-    held = Lease.objects.filter(device__kind=DeviceRow.Kind.GPU).values_list("attempt_id", "device__uuid")
-    return {str(attempt) for attempt, uuid in held if gpu_of(uuid) in gpus}
+    held = Lease.objects.filter(device__kind=DeviceRow.Kind.GPU)
+    found = held.values_list("attempt_id", "playground_id", "device__uuid")
+    return {str(attempt or playground) for attempt, playground, uuid in found if gpu_of(uuid) in gpus}
 
 
-def busy_gpus(attempt: Attempt) -> dict[str, list[int]]:
-    """Devices of the attempt whose GPU somebody computes on, with the pids; all of them when the driver does not say.
+def busy_gpus(holder: Holder) -> dict[str, list[int]]:
+    """Held devices whose GPU somebody computes on, with the pids; all of them when the driver does not say.
 
-    Attempts that share the GPU may.
+    Those that share the GPU may.
     """
-    held = held_uuids(attempt)
+    held = held_uuids(holder)
     try:
-        found = computing_besides(held, holders_of(held) - {str(attempt.pk)})
+        found = computing_besides(held, holders_of(held) - {str(holder.pk)})
         return {uuid: pids for uuid in held if (pids := found.get(gpu_of(uuid)))}
     except DriverFailed as error:
-        logger.error("The GPUs of %s stay leased, since the driver does not answer: %s", attempt, error)
+        logger.error("The GPUs of %s stay leased, since the driver does not answer: %s", holder, error)
         return {uuid: [] for uuid in held}
 
 
-def release(attempt: Attempt, keep: Collection[str] = ()) -> None:
+def release(holder: Holder, keep: Collection[str] = ()) -> None:
     """Give back ports and devices, but those of the UUIDs in `keep`: a device is not free while a process lives on it."""
-    attempt.leases.exclude(device__uuid__in=keep).delete()
-    attempt.ports.all().delete()
+    holder.leases.exclude(device__uuid__in=keep).delete()
+    holder.ports.all().delete()
 
 
-def lease_port(attempt: Attempt, purpose: str) -> int:
-    """A TCP port of the attempt's host, which is this machine, that nobody listens on and no attempt holds.
+def lease_port(holder: Holder, purpose: str) -> int:
+    """A TCP port of the holder's host, which is this machine, that nobody listens on and nobody holds.
 
     Raises NoPort when there is none.
     """
-    host = attempt.host
+    host = holder.host
     assert host is not None, "a claimed attempt has a host"
     taken = set(PortLease.objects.filter(host=host).values_list("port", flat=True))
     for port in random.sample(PORTS, len(PORTS)):
@@ -131,8 +136,8 @@ def lease_port(attempt: Attempt, purpose: str) -> int:
             continue
         try:
             with transaction.atomic():
-                PortLease.objects.create(host=host, port=port, attempt=attempt, purpose=purpose)
-        except IntegrityError:  # another attempt was faster
+                holder.ports.create(host=host, port=port, purpose=purpose)
+        except IntegrityError:  # another one was faster
             continue
         return port
     raise NoPort(f"No port from {PORTS.start} to {PORTS.stop - 1} is free on {host.name}; end what listens there.")

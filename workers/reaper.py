@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -42,14 +44,15 @@ def reap_host(host_name: str) -> list[Attempt]:
     reaped = []
     for attempt in _of(host, state__in=ACTIVE):
         if attempt.supervisor_pid is None:
-            _without_supervisor(attempt)
-        elif not _supervised(attempt) and _bury(attempt):
+            if outcome := without_supervisor(attempt, partial(start_supervisor, attempt)):
+                _bury(attempt, outcome)
+        elif not supervised(attempt) and _bury(attempt):
             reaped.append(attempt)
     for attempt in _of(host, state__in=ENDED, leases__isnull=False):
-        if not _supervised(attempt):
+        if not supervised(attempt):
             _bury(attempt)
     for attempt in _of(host, state__in=ENDED, ended_at__gt=timezone.now() - SHIPS_LATE_FOR):
-        if is_behind(attempt) and not _supervised(attempt):
+        if is_behind(attempt) and not supervised(attempt):
             ship_all(attempt)
     return reaped
 
@@ -75,36 +78,42 @@ def _of(host: Host, **conditions: object) -> list[Attempt]:
     return list(Attempt.objects.filter(host=host, **conditions).select_related("run", "host").distinct())
 
 
-def _supervised(attempt: Attempt) -> bool:
-    return processes.is_alive(attempt.supervisor_pid, attempt.supervisor_create_time, str(attempt.pk))
+def supervised(holder: leases.Holder) -> bool:
+    return processes.is_alive(holder.supervisor_pid, holder.supervisor_create_time, str(holder.pk))
 
 
-def _without_supervisor(attempt: Attempt) -> None:
+def without_supervisor(holder: leases.Holder, again: Callable[[], object]) -> Outcome | None:
     """Its worker died between claim and start, or the supervisor does not come up: once more, then give up."""
-    assert attempt.started_at is not None
-    age = (timezone.now() - attempt.started_at).total_seconds()
+    assert holder.started_at is not None
+    age = (timezone.now() - holder.started_at).total_seconds()
     if age > SUPERVISOR_GIVEN_UP_S:
-        log = failures.last_lines(failures.tail(attempt.folder / "supervisor.log"))
-        _bury(attempt, Outcome(State.FAILED, "The run's supervisor did not start; supervisor.log says why.", log))
-    elif age > SUPERVISOR_STARTS_IN_S and not processes.marked(str(attempt.pk)):
-        start_supervisor(attempt)
+        log = failures.last_lines(failures.tail(holder.folder / "supervisor.log"))
+        return Outcome(State.FAILED, "The supervisor did not start; supervisor.log says why.", log)
+    if age > SUPERVISOR_STARTS_IN_S and not processes.marked(str(holder.pk)):
+        again()
+    return None
 
 
 def _bury(attempt: Attempt, outcome: Outcome | None = None) -> bool:
-    """End what a dead supervisor left: processes, shared memory, unshipped lines, leases. True when this ended the run."""
-    groups, blocks = processes.read_record(attempt.folder)
-    born_before = (attempt.heartbeat_at.timestamp() if attempt.heartbeat_at else time.time()) + 60
-    blocks |= processes.shared_memory(processes.belonging(str(attempt.pk), groups, born_before))
-    killed, alive = processes.sweep(str(attempt.pk), groups, born_before)
-    if killed or alive:
-        logger.warning("The supervisor of %s is dead; killed %s, still alive %s", attempt, killed, alive or "none")
-    processes.remove_shared_memory(blocks)
+    """End what a dead supervisor left, ship its lines, free what it held. True when this ended the run."""
+    keep = end_processes(attempt)
     ship_all(attempt)
-    keep = {uuid: alive for uuid in leases.held_uuids(attempt)} if alive else leases.busy_gpus(attempt)
     if attempt.state in ENDED:  # only devices are left to give back
         leases.release(attempt, keep)
         return False
     return conclude(attempt, outcome or _reported(attempt), keep)
+
+
+def end_processes(holder: leases.Holder) -> dict[str, list[int]]:
+    """Kill what a dead supervisor left, and remove its shared memory. Returns devices that stay taken, with the pids."""
+    groups, blocks = processes.read_record(holder.folder)
+    born_before = (holder.heartbeat_at.timestamp() if holder.heartbeat_at else time.time()) + 60
+    blocks |= processes.shared_memory(processes.belonging(str(holder.pk), groups, born_before))
+    killed, alive = processes.sweep(str(holder.pk), groups, born_before)
+    if killed or alive:
+        logger.warning("The supervisor of %s is dead; killed %s, still alive %s", holder, killed, alive or "none")
+    processes.remove_shared_memory(blocks)
+    return {uuid: alive for uuid in leases.held_uuids(holder)} if alive else leases.busy_gpus(holder)
 
 
 def _reported(attempt: Attempt) -> Outcome:

@@ -24,6 +24,8 @@ HUNG_AFTER_S = 180.0
 """A server that lets /health wait for this long counts as hung; a busy machine makes it wait for a while."""
 PAUSE_TIMEOUT_S = 5.0
 TERM_GRACE_S = 15.0
+SERVER_LOG = "server-0.log"
+"""In the folder of what holds the server."""
 
 
 class Server:

@@ -31,6 +31,8 @@ from kombu.exceptions import OperationalError  # noqa: E402
 from webapp.hosts.models import ALIVE_FOR, Host  # noqa: E402
 from webapp.metrics import retention  # noqa: E402
 from workers import claiming, devices, exporting, reaper, watching  # noqa: E402
+from workers.playground import claiming as playground_claiming  # noqa: E402
+from workers.playground import reaping  # noqa: E402
 
 __all__ = ["app"]
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ def claim_queued() -> None:
 def look_after_hosts() -> None:
     """Judge the hosts that are silent, and ask the others to reap."""
     reaper.reap_silent(devices.host_name())
+    reaping.reap_silent(devices.host_name())
     _ask_hosts("workers.reap")
 
 
@@ -82,15 +85,25 @@ def drop_points() -> None:
 
 @app.task(name="workers.claim")
 def claim() -> None:
-    """Claim queued runs for this host, and merges and pushes of its checkpoints."""
-    _exclusively("claim", lambda: claiming.claim_for(devices.host_name()))
+    """Claim queued runs for this host, then playground servers, and merges and pushes of its checkpoints."""
+    _exclusively("claim", _claim)
     exporting.start_queued(devices.host_name())
+
+
+def _claim() -> None:
+    claiming.claim_for(devices.host_name())
+    playground_claiming.claim_for(devices.host_name())
 
 
 @app.task(name="workers.reap")
 def reap() -> None:
     """End what dead supervisors of this host left behind."""
-    _exclusively("reap", lambda: reaper.reap_host(devices.host_name()))
+    _exclusively("reap", _reap)
+
+
+def _reap() -> None:
+    reaper.reap_host(devices.host_name())
+    reaping.reap_host(devices.host_name())
 
 
 @worker_ready.connect

@@ -1,4 +1,4 @@
-"""Small programs in the place of vLLM and the trainer, and a supervisor and a Celery app that start them.
+"""Small programs in the place of vLLM and the trainer, and supervisors and a Celery app that start them.
 
 Everything else in these tests is real: database file, broker, Celery worker, supervisor, processes, signals. What a
 trainer does is written in the spec's `notes`.
@@ -140,6 +140,14 @@ def check_stand_in(run_dir: Path, resume: Path | None) -> Any:
     return check_command(run_dir, resume) if checked else Command([sys.executable, "-c", ""], {})
 
 
+def supervise_playground(arguments: list[str]) -> None:
+    """The real supervisor of a playground server around the stand-in, with little patience for queued runs."""
+    from workers.playground import supervisor
+
+    supervisor.GIVES_WAY_S = 2.0
+    supervisor.main(arguments, partial(supervisor.PlaygroundSupervisor, serve=serve_stand_in))
+
+
 def supervise(arguments: list[str]) -> None:
     """The real supervisor around the stand-ins, with short graces."""
     from workers import supervisor
@@ -158,5 +166,7 @@ if __name__ == "__main__":
         trainer(Path(rest[0]), Path(rest[1]), rest[2])
     elif what == "--attempt":
         supervise(sys.argv[1:])
+    elif what == "--server":
+        supervise_playground(sys.argv[1:])
     else:
         sys.exit(f"unknown part {what!r}")

@@ -38,14 +38,12 @@ def wait_for_state(run: Any, *states: str, seconds: float = 30) -> None:
 
 
 def assert_nothing_left(studio: Studio, attempt: Any) -> None:
-    """No process, device, port or shared-memory block of the attempt."""
+    """No process, device, port or shared-memory block of an attempt or a playground server."""
     from pathlib import Path
 
-    from webapp.hosts.models import Lease, PortLease
-
     assert [(process.pid, process.cmdline()) for process in studio.marked(attempt)] == []
-    assert not Lease.objects.filter(attempt=attempt).exists()
-    assert not PortLease.objects.filter(attempt=attempt).exists()
+    assert not attempt.leases.exists()
+    assert not attempt.ports.exists()
     names = [
         line.split()[1] for line in (attempt.folder / "server-0.log").read_text().splitlines() if line[:6] == "block "
     ]

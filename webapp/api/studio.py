@@ -18,7 +18,7 @@ router = Router(tags=["studio"])
 @router.get("/hosts", response=list[HostOut])
 def hosts(request: HttpRequest) -> list[dict[str, Any]]:
     """Hosts, their devices, how busy they are, and which run holds each."""
-    found = Host.objects.prefetch_related("devices__lease__attempt")
+    found = Host.objects.prefetch_related("devices__lease__attempt", "devices__lease__playground")
     return [
         {
             **{name: getattr(host, name) for name in (
@@ -31,7 +31,7 @@ def hosts(request: HttpRequest) -> list[dict[str, Any]]:
                         "uuid", "kind", "index", "name", "memory_mib", "util", "memory_used_mib", "temperature_c", "power_w",
                         "present",
                     )},
-                    "run": device.lease.attempt.run_id if hasattr(device, "lease") else None,
+                    "run": device.lease.holder.run_id if hasattr(device, "lease") else None,
                 }
                 for device in host.devices.all()
             ],

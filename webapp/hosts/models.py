@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from django.db import models
+from django.db.models import Q
 from django.utils import timezone
+
+if TYPE_CHECKING:
+    from webapp.playground.models import PlaygroundServer
+    from webapp.runs.models import Attempt
 
 ALIVE_FOR = timedelta(seconds=30)
 """A host is shown as alive this long after its worker last reported."""
@@ -85,8 +91,11 @@ class Device(models.Model):
         return f"{self.name} ({self.uuid})"
 
 
+ONE_HOLDER = Q(attempt=None, playground__isnull=False) | Q(attempt__isnull=False, playground=None)
+
+
 class Lease(models.Model):
-    """One attempt holds one device. The unique key is the lock: two attempts can't both insert it."""
+    """An attempt or a playground server holds one device. The unique key is the lock: two can't both insert it."""
 
     class Purpose(models.TextChoices):
         SERVER = "server", "vLLM server"
@@ -94,18 +103,41 @@ class Lease(models.Model):
         BOTH = "both", "server and trainer"
 
     device = models.OneToOneField(Device, on_delete=models.PROTECT, related_name="lease")
-    attempt = models.ForeignKey("runs.Attempt", on_delete=models.PROTECT, related_name="leases")
+    attempt = models.ForeignKey("runs.Attempt", null=True, on_delete=models.PROTECT, related_name="leases")
+    playground = models.ForeignKey(
+        "playground.PlaygroundServer", null=True, on_delete=models.PROTECT, related_name="leases"
+    )
     purpose = models.CharField(max_length=7, choices=Purpose.choices)
     acquired_at = models.DateTimeField(auto_now_add=True)
 
+    class Meta:
+        constraints = [models.CheckConstraint(condition=ONE_HOLDER, name="one_holder_of_a_device")]
+
+    @property
+    def holder(self) -> Attempt | PlaygroundServer:
+        found = self.attempt or self.playground
+        assert found is not None, "the constraint"
+        return found
+
+    @property
+    def held_by(self) -> str:
+        """As it stands behind "held by"."""
+        return f"run {self.attempt.run.name}" if self.attempt else str(self.playground)
+
 
 class PortLease(models.Model):
-    """A TCP port of a host, held by an attempt until it ends."""
+    """A TCP port of a host, held by an attempt or a playground server until it ends."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="ports")
     port = models.PositiveIntegerField()
-    attempt = models.ForeignKey("runs.Attempt", on_delete=models.PROTECT, related_name="ports")
+    attempt = models.ForeignKey("runs.Attempt", null=True, on_delete=models.PROTECT, related_name="ports")
+    playground = models.ForeignKey(
+        "playground.PlaygroundServer", null=True, on_delete=models.PROTECT, related_name="ports"
+    )
     purpose = models.CharField(max_length=40)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=("host", "port"), name="one_holder_per_port")]
+        constraints = [
+            models.UniqueConstraint(fields=("host", "port"), name="one_holder_per_port"),
+            models.CheckConstraint(condition=ONE_HOLDER, name="one_holder_of_a_port"),
+        ]

@@ -11,6 +11,9 @@ from django.utils import timezone
 from webapp.hosts.models import ALIVE_FOR, Device, Host, host_name
 from webapp.hosts.placement import Placement, place
 
+HOLDERS = ("lease__attempt__run", "lease__playground__run")
+"""What `Lease.held_by` reads, from a device."""
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -29,16 +32,21 @@ class Offer:
         return [device for device in self.devices if not hasattr(device, "lease")]
 
     def fit(self, devices: Iterable[Device], servers: int, trainers: int) -> Placement[Device] | None:
-        """What of `devices` a run with so many GPUs gets: one CPU slot, or GPU slots; None when they are not enough."""
-        devices = list(devices)
-        if self.is_cpu:
-            return Placement([devices[0]], []) if devices else None
-        return place(devices, servers, trainers)
+        """What a run with so many GPUs gets out of `devices` of this host."""
+        return fit(devices, servers, trainers)
+
+
+def fit(devices: Iterable[Device], servers: int, trainers: int) -> Placement[Device] | None:
+    """What of free `devices` of one host so many GPUs are: one CPU slot, or GPU slots; None when they are not enough."""
+    devices = list(devices)
+    if devices and devices[0].kind == Device.Kind.CPU:
+        return Placement([devices[0]], [])
+    return place(devices, servers, trainers)
 
 
 def offers() -> list[Offer]:
     """All hosts, by name."""
-    present = Prefetch("devices", Device.objects.filter(present=True).select_related("lease__attempt__run"))
+    present = Prefetch("devices", Device.objects.filter(present=True).select_related(*HOLDERS))
     hosts = [(host, list(host.devices.all())) for host in Host.objects.prefetch_related(present)]
     gpus_up = gpus_are_up()
     return [Offer(host, devices, host.alive and takes_runs(host, devices, gpus_up)) for host, devices in hosts]

@@ -16,13 +16,14 @@ from django.views.decorators.http import require_POST, require_safe
 from webapp.audit import log
 from webapp.fragments import unless_seen
 from webapp.hosts.models import Device, Host
+from webapp.hosts.offers import HOLDERS
 from webapp.hosts.placement import gpu_of
 from webapp.runs.models import Run, State
 
 
 @require_safe
 def hosts(request: HttpRequest) -> HttpResponse:
-    devices = Device.objects.select_related("lease__attempt__run__owner").order_by("kind", "index", "uuid")
+    devices = Device.objects.select_related(*(f"{name}__owner" for name in HOLDERS)).order_by("kind", "index", "uuid")
     queue = Run.objects.filter(state=State.QUEUED).select_related("owner").order_by("queued_at")
     found = list(Host.objects.prefetch_related(Prefetch("devices", devices)))
     present = [device for host in found for device in host.devices.all() if device.present]

@@ -1,19 +1,24 @@
-"""The vLLM server of a live run: where it is, which models it offers, and asking it.
+"""The server of a live run, or one that was started for its playground: where it is, its models, and asking it.
 
-The address is made of the port that the run's attempt has leased, so a request can't name one. The server listens on loopback
-only: it is reached where the studio's web server runs on the run's host.
+The address is made of the port that the run's attempt, or its playground server, has leased, so a request can't name one.
+The server listens on loopback only: it is reached where the studio's web server runs on its host.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from asgiref.sync import sync_to_async
 
 from webapp.checkpoints.models import Checkpoint
+from webapp.playground import services
+from webapp.playground.models import PlaygroundServer
+from webapp.runs.commands import SERVED_NAME
 from webapp.runs.models import ACTIVE, Run, State
 
 PORT_PURPOSE = "vLLM server"
@@ -22,6 +27,8 @@ DEADLINE_S = 120.0
 """For one answer."""
 MOST_BYTES = 2_000_000
 """Of one answer."""
+NOTE_USE_EVERY_S = 10.0
+"""While an answer is made, so that a long one does not count as idle."""
 
 
 class NoServer(Exception):
@@ -40,47 +47,73 @@ class Choice:
 
 @dataclass(frozen=True)
 class LiveServer:
-    """What a run's server offers now."""
+    """What a server offers now. `own` is set where it is not the run's, but was started for its playground."""
 
     url: str
     choices: list[Choice]
+    own: PlaygroundServer | None = None
 
     def choice(self, key: str) -> Choice:
         """Raises NoServer for a key that is none of the choices."""
         for choice in self.choices:
             if choice.key == key:
                 return choice
-        raise NoServer("The run's server does not have this model any more; reload the page.")
+        raise NoServer("The server does not have this model any more; reload the page.")
 
 
-def address(run: Run) -> str:
-    """Raises NoServer."""
+def address(run: Run, own: PlaygroundServer | None) -> tuple[str, str]:
+    """(address, host's name) of the server of the run's playground if it has one, else of the run's own. Raises NoServer."""
+    if own is not None and own.answers:
+        port = own.ports.filter(purpose=PORT_PURPOSE).first()
+        if port is None:
+            raise NoServer("The server ends just now.")
+        return f"http://127.0.0.1:{port.port}", own.host.name
     if run.state not in ACTIVE:
+        if own is not None and own.is_live:
+            raise NoServer("The server is not ready yet.")
         what = "waits for its turn" if run.state == State.QUEUED else f"is {run.state}"
-        raise NoServer(f"The run {what}, so it has no server; one can talk to its model while it is running.")
+        raise NoServer(f"The run {what}, so it has no server of its own to talk to.")
     attempt = run.current_attempt
     port = None if attempt is None else attempt.ports.filter(purpose=PORT_PURPOSE).order_by("port").first()
     if port is None:
         raise NoServer("The run has not started its server yet; it takes a minute or so.")
-    return f"http://127.0.0.1:{port.port}"
+    host = attempt.host.name if attempt is not None and attempt.host is not None else "its host"
+    return f"http://127.0.0.1:{port.port}", host
 
 
 def look(run: Run) -> LiveServer:
     """Ask the server which models it has. Raises NoServer."""
-    url = address(run)
-    attempt = run.current_attempt
-    host = attempt.host.name if attempt is not None and attempt.host is not None else "its host"
+    own = services.newest(run)
+    url, host = address(run, own)
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=LOOK_TIMEOUT_S, trust_env=False)
         models = [model for model in answer.raise_for_status().json()["data"] if isinstance(model.get("id"), str)]
     except httpx.ConnectError as error:
         raise NoServer(
-            f"The run's server does not listen on this machine; it is starting, or runs on another host ({host}), where it "
+            f"The server does not listen on this machine; it is starting, or runs on another host ({host}), where it "
             "listens for that host alone."
         ) from error
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise NoServer(f"The run's server does not answer as one would expect: {type(error).__name__}.") from error
+        raise NoServer(f"The server does not answer as one would expect: {type(error).__name__}.") from error
+    if own is not None and own.answers:
+        return LiveServer(url, choices_of_own(own, models), own)
     return LiveServer(url, choices_of(run, models))
+
+
+def choices_of_own(own: PlaygroundServer, models: list[dict[str, Any]]) -> list[Choice]:
+    """The checkpoint whose weights are served; or the kept adapters, the newest first, and the base model."""
+    base = next((model["id"] for model in models if not model.get("parent")), SERVED_NAME)
+    if own.checkpoint is not None:
+        return [Choice("current", f"Checkpoint of step {own.checkpoint.step}", base)]
+    return [*kept_adapters(own.run), Choice("base", "Base model", base)]
+
+
+def kept_adapters(run: Run) -> list[Choice]:
+    kept = run.checkpoints.filter(deleted_at=None, kind=Checkpoint.Kind.ADAPTER).select_related("run").order_by("-step")
+    return [
+        Choice(f"checkpoint-{item.pk}", f"Checkpoint of step {item.step}", f"playground-{item.pk}", str(item.folder.resolve()))
+        for item in kept if item.folder.is_dir()
+    ]  # fmt: skip
 
 
 def choices_of(run: Run, models: list[dict[str, Any]]) -> list[Choice]:
@@ -96,12 +129,7 @@ def choices_of(run: Run, models: list[dict[str, Any]]) -> list[Choice]:
     pushed = [name for name in adapters if not name.startswith("playground-")]
     choices = [Choice(name, f"Weights of step {_version(name)}{' (newest)' if at == 0 else ''}", name)
                for at, name in enumerate(pushed)]  # fmt: skip
-    kept = run.checkpoints.filter(deleted_at=None, kind=Checkpoint.Kind.ADAPTER).select_related("run")
-    choices += [
-        Choice(f"checkpoint-{item.pk}", f"Checkpoint of step {item.step}", f"playground-{item.pk}", str(item.folder.resolve()))
-        for item in kept if item.folder.is_dir()
-    ]  # fmt: skip
-    return [*choices, Choice("base", "Base model", base[0])]
+    return [*choices, *kept_adapters(run), Choice("base", "Base model", base[0])]
 
 
 def _version(name: str) -> int:
@@ -114,8 +142,9 @@ async def talk(server: LiveServer, choice: Choice, request: dict[str, Any]) -> A
     timeout = httpx.Timeout(DEADLINE_S, connect=LOOK_TIMEOUT_S)
     try:
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
-            if choice.folder:
-                await _load(client, server.url, choice)
+            if choice.folder and (refusal := await _load(client, server.url, choice)):
+                yield _line(failed=refusal)
+                return
             body = {**request, "model": choice.name, "stream": True, "stream_options": {"include_usage": True}}
             async with client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
                 if answer.status_code != 200:
@@ -129,12 +158,28 @@ async def talk(server: LiveServer, choice: Choice, request: dict[str, Any]) -> A
         yield _line(failed=f"The server went away: {type(error).__name__}.")
 
 
-async def _load(client: httpx.AsyncClient, url: str, choice: Choice) -> None:
-    """Have the server load a checkpoint's adapter; it is there already when the server says that it is."""
+async def noting_use(own: PlaygroundServer, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same pieces; meanwhile, and at the end, the server counts as used."""
+    noted = time.monotonic()
+    try:
+        async for piece in pieces:
+            yield piece
+            if time.monotonic() - noted > NOTE_USE_EVERY_S:
+                await sync_to_async(services.used)(own)
+                noted = time.monotonic()
+    finally:
+        await sync_to_async(services.used)(own)
+
+
+async def _load(client: httpx.AsyncClient, url: str, choice: Choice) -> str:
+    """Have the server load a checkpoint's adapter; it is there already when the server says that it is.
+
+    Returns why it refused, in a sentence; else nothing.
+    """
     body = {"lora_name": choice.name, "lora_path": choice.folder}
     answer = await client.post(f"{url}/v1/load_lora_adapter", json=body)
-    if answer.status_code != 200 and "already" not in answer.text:
-        raise httpx.HTTPError(f"HTTP {answer.status_code}")
+    refused = answer.status_code != 200 and "already" not in answer.text
+    return _refusal(answer.content, answer.status_code) if refused else ""
 
 
 async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:

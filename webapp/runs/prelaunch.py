@@ -72,7 +72,7 @@ def _picture(offer: Offer, place: Place) -> dict[str, Any]:
         lease = getattr(device, "lease", None)
         devices.append({
             "index": device.index, "name": device.name, "kind": device.kind, "gib": round(device.memory_mib / 1024),
-            "run": None if lease is None else lease.attempt.run.name, "roles": roles,
+            "run": None if lease is None else lease.holder.run.name, "roles": roles,
         })  # fmt: skip
     host = offer.host
     state = (
@@ -100,7 +100,7 @@ def _start(place: Place, spec: RunSpec) -> str:
         what = f"{servers} GPU{'s' * (servers > 1)} to generate and {trainers} to train"
     if place.now and not ahead:
         return f"Starts at once on {name}, with {what}."
-    held = sorted({device.lease.attempt.run.name for device in place.offer.devices if hasattr(device, "lease")})
+    held = sorted({device.lease.held_by for device in place.offer.devices if hasattr(device, "lease")})
     by = f", held by {', '.join(held[:3])}{' and others' if len(held) > 3 else ''}" if held and not place.now else ""
     return f"Waits for {what} of {name}{by}{queue}."
 

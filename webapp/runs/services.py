@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 
 from trainer_core.rewards import BUILTINS
 from trainer_core.spec import RunSpec
@@ -84,9 +85,12 @@ def delete_run(run: Run, actor: User) -> None:
         locked = Run.objects.select_for_update().get(pk=run.pk)
         if locked.is_live or Lease.objects.filter(attempt__run=locked).exists():
             raise Refused("The run is live or still holds devices; stop it first.")
+        held = Lease.objects.filter(playground__run=locked).exists()
+        if held or locked.playground_servers.filter(state__in=LIVE).exists():
+            raise Refused("The run's playground has a server; stop that first, on the run's page Playground.")
         folder = locked.folder
         log.record(actor, "run.deleted", f"Deleted by {actor.username}, with checkpoints, curves and logs.", locked)
-        PortLease.objects.filter(attempt__run=locked).delete()
+        PortLease.objects.filter(Q(attempt__run=locked) | Q(playground__run=locked)).delete()
         locked.delete()
         transaction.on_commit(lambda: shutil.rmtree(folder, ignore_errors=True))
 

@@ -61,6 +61,7 @@ PAGES: dict[str, tuple[set[str], set[str]]] = {
     "checkpoints:file": (SIGNED_IN, RUNNERS), "checkpoints:zip": (SIGNED_IN, RUNNERS),
     **{f"checkpoints:{deed}": (SIGNED_IN, OWNER) for deed in ("merge", "push", "delete_export")},
     "playground:page": (SIGNED_IN, RUNNERS), "playground:talk": (SIGNED_IN, OWNER),
+    "playground:start": (SIGNED_IN, OWNER), "playground:stop": (SIGNED_IN, OWNER),
 }  # fmt: skip
 """Who may read, and who may do more. A route that is not here must follow accounts/routes.py."""
 

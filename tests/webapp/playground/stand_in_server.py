@@ -20,6 +20,7 @@ class Server:
         self.asked: list[dict[str, Any]] = []
         self.refusal: tuple[int, dict[str, Any]] | None = None
         self.delay_s = 0.0
+        self.refuses_adapters = ""
         self.port = 0
 
     def models(self) -> dict[str, Any]:
@@ -43,6 +44,8 @@ def serving(server: Server) -> Iterator[Server]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/v1/load_lora_adapter":
+                if server.refuses_adapters:
+                    return self._json(400, {"error": {"message": server.refuses_adapters}})
                 if (body["lora_name"], body["lora_path"]) in server.loaded:
                     return self._json(400, {"error": {"message": "The lora adapter has already been loaded."}})
                 server.loaded.append((body["lora_name"], body["lora_path"]))

@@ -142,7 +142,7 @@ def test_the_picture_marks_what_the_run_would_get(qwen: str, ada: Any) -> None:
     assert answer["waits"][0] == "Starts at once on box, with 1 GPU to generate and 2 to train."
     wide = spec.model_copy(update={"resources": ResourceSpec(rollout_gpus=2, trainer_gpus=2)})
     assert prelaunch.before_launch(wide, 100)["waits"][0] == (
-        "Waits for 2 GPUs to generate and 2 to train of box, held by holder."
+        "Waits for 2 GPUs to generate and 2 to train of box, held by run holder."
     )
     Run.objects.filter(pk=seed.make_run(ada, "first", state=State.QUEUED, steps=0).pk)
     assert "behind 1 that wait already" in prelaunch.before_launch(spec, 100)["waits"][0]
