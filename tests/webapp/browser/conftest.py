@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -20,23 +21,61 @@ START_S = 60.0
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 
 
+SHELL = """
+import contextlib, io, json, os, sys, traceback
+import django
+django.setup()
+import tests.webapp.seed
+
+def answer(code):
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(code, {"__name__": "__main__"})
+    except BaseException:
+        return False, traceback.format_exc()
+    return True, printed.getvalue()
+
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+        os._exit(0)
+    if (status := os.waitpid(child, 0)[1]) != 0:
+        print(json.dumps((False, f"ended with status {status}")), flush=True)
+"""
+"""Runs each line of its input, a piece of Python as JSON, in a fork: starting Django takes longer than most pieces do."""
+
+
 @dataclass
 class Studio:
-    """A running web server. `manage` runs a script of Django code in its home, as a worker would from outside."""
+    """A running web server, and what runs Django code in its home, as a worker would from outside."""
 
     url: str
     home: Path
     environment: dict[str, str]
+    shell: subprocess.Popen[str] | None = None
 
     def run_code(self, code: str) -> str:
-        """Run Python with this studio's settings; returns what it prints. Raises CalledProcessError with its output."""
-        script = f"import django\ndjango.setup()\n{code}"
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=120,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        """Run Python with this studio's settings in a process of its own; returns what it prints.
+
+        Raises AssertionError with its traceback.
+        """
+        if self.shell is None:
+            self.shell = subprocess.Popen(
+                [sys.executable, "-c", SHELL], env=self.environment, cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )  # fmt: skip
+        assert self.shell.stdin is not None
+        assert self.shell.stdout is not None
+        self.shell.stdin.write(json.dumps(code) + "\n")
+        self.shell.stdin.flush()
+        done, text = json.loads(self.shell.stdout.readline())
+        assert done, text
+        return text
+
+    def close(self) -> None:
+        if self.shell is not None:
+            self.shell.communicate(timeout=20)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +105,9 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
         )  # fmt: skip
         try:
             _wait_for(f"{url}/api/health", server, log)
-            yield Studio(url, home, environment)
+            studio = Studio(url, home, environment)
+            yield studio
+            studio.close()
         finally:
             server.terminate()
             server.wait(timeout=20)
@@ -93,17 +134,33 @@ class Watched:
     studio: Studio
     complaints: list[str] = field(default_factory=list)
     shots: Path = Path()
+    under_way: set[Request] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.page.set_default_timeout(15_000)
         self.page.on("console", lambda message: self._note(message.type == "error", f"console: {message.text}"))
         self.page.on("pageerror", lambda error: self._note(True, f"exception: {error}"))
         self.page.on("request", self._request)
+        for ended in ("requestfinished", "requestfailed"):
+            self.page.on(ended, lambda request: self.under_way.discard(request))
         self.page.on("response", lambda answer: self._note(answer.status >= 500, f"{answer.status} {answer.url}"))
 
     def go(self, path: str) -> Page:
+        self.under_way.clear()  # what the last page listened to ends with it
         self.page.goto(self.studio.url + path)
         return self.page
+
+    def settle(self) -> None:
+        """Wait until all is there that the page asked for, and it has asked for nothing more for a moment.
+
+        Playwright's own "networkidle" looks on for half a second, on each page.
+        """
+        deadline = time.monotonic() + 15
+        quiet = 0
+        while quiet < 3:
+            self.page.wait_for_timeout(30)  # events arrive meanwhile
+            quiet = 0 if self.under_way else quiet + 1
+            assert time.monotonic() < deadline, f"still asked for: {[request.url for request in self.under_way]}"
 
     def shoot(self, name: str) -> None:
         """A picture of the whole page, for people to look at."""
@@ -132,6 +189,7 @@ class Watched:
         self.page.wait_for_url("**/runs/")
 
     def _request(self, request: Request) -> None:
+        self.under_way.add(request)
         self._note(not request.url.startswith((self.studio.url, "data:", "blob:")), f"request to {request.url}")
 
     def _note(self, wrong: bool, text: str) -> None:

@@ -78,7 +78,7 @@ def ada(web: Watched, runs: dict[str, str]) -> Watched:
 
 
 LIVE = ("run", "logs", "runs", "shared:show")
-"""Pages that go on asking, so that the network never rests."""
+"""Pages that go on asking, and so never settle."""
 
 
 def pages(runs: dict[str, Any]) -> dict[str, str]:
@@ -101,7 +101,7 @@ def pages(runs: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme, width", [("light", 1400), ("dark", 1400), ("light", 390), ("dark", 390)])
 def test_every_page_draws_without_a_complaint(
-    chromium: Browser, studio: Studio, runs: dict[str, str], shots: Path, scheme: str, width: int
+    chromium: Browser, studio: Studio, runs: dict[str, Any], shots: Path, scheme: str, width: int
 ) -> None:
     context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
     web = Watched(context.new_page(), studio, shots=shots / f"{scheme}-{width}")
@@ -111,10 +111,13 @@ def test_every_page_draws_without_a_complaint(
     web.sign_in("ada", seed.PASSWORD)
     listed = pages(runs)
     known = {resolve(path.partition("?")[0]).view_name for path in listed.values()}
-    found = {name: path for name, path in pages_at(web.page, studio.url, runs["values"]).items() if name not in known}
+    if "found" not in runs:  # the same in each scheme and width
+        runs["found"] = pages_at(web.page, studio.url, runs["values"])
+    found = {name: path for name, path in runs["found"].items() if name not in known}
     for name, path in (listed | found).items():
         page = web.go(path)
-        page.wait_for_load_state("networkidle" if name not in LIVE else "load")
+        if name not in LIVE:
+            web.settle()
         if name in ("run", "failed", "completed"):
             page.locator("#chart-reward").scroll_into_view_if_needed()  # charts are drawn when they come into view
             page.wait_for_selector("#chart-reward .main-svg")
@@ -244,6 +247,11 @@ def test_a_run_is_set_up_checked_and_queued(ada: Watched) -> None:
     expect(problems).to_have_count(1)
     ada.shoot("form-with-problem")
     page.fill("[id='id_training.max_steps']", "12")
+    page.fill("[id='id_data.source']", "somebody/dataset")
+    options = page.locator("[data-error-for='data.options']")  # of a field that other datasets do not have
+    expect(options).to_contain_text("leave them empty")
+    expect(options).to_be_visible()
+    page.fill("[id='id_data.source']", "reasoning_gym:products")
     expect(page.locator("[data-testid=check-result]")).to_contain_text("Ready to launch")
     expect(page.locator("[data-testid=prompts] pre")).to_have_count(3)
 
