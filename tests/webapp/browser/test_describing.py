@@ -69,5 +69,6 @@ def test_what_is_new_on_the_pages_looks_right(drawn: Drawn, run: str) -> None:
     drawn.go(f"/runs/{run}/checkpoints/")
     drawn.look("checkpoints-evaluated")
     drawn.go("/runs/?search=named")
-    page.check(f"input[value='{run}']")
+    if drawn.width > 1000:  # nothing is chosen on a phone
+        page.check(f"input[value='{run}']")
     drawn.look("list")
