@@ -12,7 +12,9 @@
   };
   const showRelevant = () => {
     for (const field of form.querySelectorAll("[data-shown-by]")) {
-      field.hidden = !new RegExp(field.dataset.shownIf).test(valueOf(field.dataset.shownBy));
+      // One that is wrong, or written in, stays until that is settled.
+      const needed = field.querySelector("[data-error-for]").textContent.trim() || field.contains(document.activeElement);
+      field.hidden = !needed && !new RegExp(field.dataset.shownIf).test(valueOf(field.dataset.shownBy));
     }
     for (const fold of form.querySelectorAll("details.advanced")) {
       fold.hidden = ![...fold.querySelectorAll(".field")].some((field) => !field.hidden);
@@ -144,6 +146,7 @@
       form.elements[path]?.setAttribute?.("aria-invalid", "true");
       slot?.closest("details")?.setAttribute("open", "");
     }
+    showRelevant();
     fillList(problemList, answer.problems, (problem) => {
       const item = element("li", "");
       const target = document.getElementById(`id_${onPage(problem.field)}`);

@@ -247,6 +247,11 @@ def test_a_run_is_set_up_checked_and_queued(ada: Watched) -> None:
     expect(problems).to_have_count(1)
     ada.shoot("form-with-problem")
     page.fill("[id='id_training.max_steps']", "12")
+    page.fill("[id='id_data.source']", "somebody/dataset")
+    options = page.locator("[data-error-for='data.options']")  # of a field that other datasets do not have
+    expect(options).to_contain_text("leave them empty")
+    expect(options).to_be_visible()
+    page.fill("[id='id_data.source']", "reasoning_gym:products")
     expect(page.locator("[data-testid=check-result]")).to_contain_text("Ready to launch")
     expect(page.locator("[data-testid=prompts] pre")).to_have_count(3)
 
