@@ -2,17 +2,17 @@
 
 usage: test.py [pytest arguments]     with arguments, one pytest run with just these
 
-Tests that run beside others write to a file, which is printed when they are over, so that no lines mix. The exit code is 1
-when anything failed. Under CI=1 a machine without Chromium fails at once.
+Of tests that run beside others the lines of progress are shown as they come, and the rest when they are over, so that no
+reports mix. The exit code is 1 when anything failed. Under CI=1 a machine without Chromium fails at once.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +39,7 @@ SELECTIONS = {
 STAGES = [[LIGHT], [SERVERS, BROWSERS], [BOTH]]
 # A server and its trainer compute all the time, a browser now and then: it goes first, since its tests wait for seconds only.
 YIELDS = {SERVERS: ["nice", "-n", "5"]}
+PROGRESS = re.compile(r"\[ *\d+%\]$")
 
 
 def main() -> int:
@@ -75,16 +76,36 @@ def run(stage: list[str]) -> list[str]:
 
 
 def part(title: str, *, alone: bool) -> int:
-    """Exit code of one pytest run. Alone it writes as it goes; else what it wrote is shown when it is over."""
+    """Exit code of one pytest run. Alone it writes as it goes."""
     began = time.monotonic()
-    with tempfile.TemporaryFile() as output:
-        done = subprocess.run(
-            [*YIELDS.get(title, []), *PYTEST, *SELECTIONS[title], "--durations", "8"], cwd=ROOT, env=ENVIRONMENT, check=False,
-            stdout=None if alone else output, stderr=None if alone else subprocess.STDOUT,
-        )  # fmt: skip
-        output.seek(0)
-        say(output.read().decode(errors="replace") + f"== {title}: {time.monotonic() - began:.0f} s")
-    return done.returncode
+    command = [*YIELDS.get(title, []), *PYTEST, *SELECTIONS[title], "--durations", "8"]
+    if alone:
+        code = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=False).returncode
+    else:
+        code = beside_others(title, command)
+    say(f"== {title}: {time.monotonic() - began:.0f} s")
+    return code
+
+
+def beside_others(title: str, command: list[str]) -> int:
+    report = []
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if PROGRESS.search(line):
+                say(f"{title}: {line.rstrip()}")
+            else:
+                report.append(line)
+    say("".join(report))
+    return process.returncode
 
 
 def say(text: str) -> None:

@@ -41,14 +41,16 @@ def _compare(attend: Attend, device: torch.device, dtype: torch.dtype, rule: Sco
     draw = torch.Generator().manual_seed(0)  # a stream of its own: the run's own draws are not disturbed
     drawn = [torch.randn(1, heads, layout.tokens, WIDTH, generator=draw) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     weight = torch.randn(1, layout.tokens, HEADS, WIDTH, generator=draw).to(device, dtype)
-    mine = [tensor.to(device, dtype).requires_grad_() for tensor in drawn]
+    q, k, v = mine = [tensor.to(device, dtype).requires_grad_() for tensor in drawn]
     exact = [tensor.detach().float().requires_grad_() for tensor in mine]
-    found, wanted = attend(*mine, layout, rule), sdpa_tree_attention(*exact, layout, rule)
+    found, wanted = attend(q, k, v, layout, rule), sdpa_tree_attention(exact[0], exact[1], exact[2], layout, rule)
     found.backward(weight)
     wanted.backward(weight.float())
-    pairs = [("output", found, wanted)]
+    pairs: list[tuple[str, torch.Tensor | None, torch.Tensor | None]] = [("output", found, wanted)]
     pairs += [(f"gradient of {name}", a.grad, b.grad) for name, a, b in zip("qkv", mine, exact, strict=True)]
     for name, got, right in pairs:
+        if got is None or right is None:
+            return f"its {name} is missing"
         error = float((got.detach().float() - right.detach()).norm() / right.detach().norm())
         if not error < TOLERANCE:  # NaN is not below it either
             return f"its {name} is off by {error:.1%}"

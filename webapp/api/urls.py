@@ -41,9 +41,9 @@ def unknown_address(request: HttpRequest) -> HttpResponse:
 
 api = StudioAPI(
     title="Offbeat", version="1", urls_namespace="api", auth=AUTH, docs=LocalDocs(), renderer=OrjsonRenderer(),
-    description="Runs and their specs, metrics, rollouts, checkpoints, events and logs; rewards, hosts, sweeps, reports, the audit "
-    "log. People, secrets, webhooks and share links are for the pages only. Send `Authorization: Bearer <token>`; tokens are "
-    "made on the account page.",
+    description="Runs and their specs, metrics, rollouts, checkpoints, events and logs; rewards, hosts, sweeps, reports, the "
+    "audit log. People, secrets, webhooks and share links are for the pages only. Send `Authorization: Bearer <token>`; "
+    "tokens are made on the account page.",
 )  # fmt: skip
 add_handlers(api)
 for module in (runs, metrics, checkpoints, rewards, studio, audit, sweeps, reports):
