@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,10 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 WORKER = [sys.executable, "scripts/studio.py", "--worker"]
 
 
-def test_a_worker_without_the_studios_addresses_is_refused(studio: RunningStudio) -> None:
-    refused = subprocess.run(
-        WORKER, cwd=ROOT, env=studio.environment, capture_output=True, text=True, timeout=60, check=False
-    )
+def test_a_worker_without_the_studios_addresses_is_refused(tmp_path: Path) -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "CELERY_BROKER_URL")
+    }
+    environment["OFFBEAT_HOME"] = str(tmp_path)
+    refused = subprocess.run(WORKER, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
     assert "DATABASE_URL and CELERY_BROKER_URL must be set" in refused.stdout
 
