@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from playwright.sync_api import expect
 
@@ -30,9 +32,21 @@ for uuid, index, memory, told in (("GPU-ra", 0, 71_500, readings), ("GPU-ra#2", 
 """
 
 
+GONE = """
+from webapp.hosts.models import Device, Host, Lease
+devices = Device.objects.filter(host__name="rack-with-eight")
+Lease.objects.filter(device__in=devices).delete()
+devices.delete()
+Host.objects.filter(name="rack-with-eight").delete()
+"""
+
+
 @pytest.fixture(scope="module")
-def rack(studio: Studio) -> None:
+def rack(studio: Studio) -> Iterator[None]:
+    """A host with GPUs, which is gone again afterwards: other tests of this studio choose among its hosts."""
     studio.run_code(SEED)
+    yield
+    studio.run_code(GONE)
 
 
 def test_hosts_show_use_in_every_scheme_and_width(drawn: Drawn, rack: None) -> None:
