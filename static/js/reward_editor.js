@@ -41,6 +41,7 @@
     timer = setTimeout(validate, 400);
   };
   editor = window.OffbeatEditor.attach(textarea, { onChange, label: "Python source" });
+  editor.view.contentDOM.tabIndex = 0; // what scrolls can be reached by keyboard, and is seen to be
   form.querySelector("label[for=id_source]").addEventListener("click", () => editor.view.focus());
 
   form.addEventListener("submit", () => { saved = textarea.value; });

@@ -199,7 +199,7 @@ class Watched:
 
 @dataclass
 class Drawn(Watched):
-    """A page in one colour scheme and window width. axe-core reads what is looked at in the wide one."""
+    """A page in one colour scheme and window width. axe-core reads what is looked at."""
 
     width: int = 1400
     found: list[str] = field(default_factory=list)
@@ -208,8 +208,7 @@ class Drawn(Watched):
         """The page as it is now: nothing sticks out, a picture is taken, barriers are noted."""
         assert self.overflow() == 0, name
         self.shoot(name)
-        if self.width > 1000:
-            self.found += [f"{name}: {barrier}" for barrier in self.barriers()]
+        self.found += [f"{name}: {barrier}" for barrier in self.barriers()]
 
 
 @pytest.fixture(scope="session")
