@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -31,6 +31,8 @@ class RunningServer:
     log: Path
     command: Command
     process: subprocess.Popen[bytes]
+    shared: list[Path] = field(default_factory=list)
+    """Its blocks of shared memory when it became ready, which also go when a test killed it in a way of its own."""
 
     @property
     def pid(self) -> int:
@@ -38,7 +40,7 @@ class RunningServer:
 
     def kill(self) -> None:
         """SIGKILL the whole group at once, as a crash of the machine would, and remove the shared memory it leaks."""
-        leaked = _shared_memory(self.pid)
+        leaked = {*self.shared, *_shared_memory(self.pid)}
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(timeout=30)
@@ -91,6 +93,7 @@ def wait_until_ready(server: RunningServer, deadline_s: float = STARTUP_DEADLINE
             raise RuntimeError(f"the test server ended with code {server.process.returncode}:\n{tail}")
         with suppress(httpx.TransportError):
             if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+                server.shared = _shared_memory(server.pid)
                 return
         time.sleep(0.25)
     tail = server.log.read_text(errors="replace")[-3000:]
