@@ -213,7 +213,7 @@ function limitLine(chart, log, font, colours) {
   return {
     shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: value, y1: value, line: { color: colours.danger, width: 1.2, dash: "dash" } }],
     annotations: [{
-      xref: "paper", x: 1, xanchor: "right", y: log ? Math.log10(value) : value, yanchor: "bottom", showarrow: false,
+      xref: "paper", x: 0, xanchor: "left", y: log ? Math.log10(value) : value, yanchor: "bottom", showarrow: false,
       text: plain(`${name} ${number(value)}`), font: { ...font, size: 10, color: colours.danger },
       bgcolor: alpha(colours.surface, 0.75), borderpad: 1,
     }],
