@@ -55,7 +55,7 @@ def load_inputs(spec: RunSpec, run_dir: Path, *, few_generated: bool = False) ->
     from trainer_core.rollout.streams import column_names
 
     def load(field: str, data: DataSpec) -> Any:
-        if few_generated and data.source.startswith("reasoning_gym:"):
+        if few_generated and data.is_generated:
             data = data.model_copy(update={"size": min(data.size, FEW_ROWS)})
         with about(field):
             rows = load_prompts(data)
@@ -84,7 +84,7 @@ def check_rewards(spec: RunSpec, dataset: str, columns: list[str]) -> None:
     from trainer_core.rewards import check_columns
 
     with about("rewards" if dataset == "data" else dataset):
-        check_columns([reward.name for reward in spec.rewards if reward.version is None], columns)
+        check_columns(spec.builtin_rewards, columns)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
 from webapp.hosts.models import ALIVE_FOR, Device, Host
-from webapp.hosts.offers import gpus_are_up, takes_runs
+from webapp.hosts.offers import HOLDERS, gpus_are_up, takes_runs
 from webapp.hosts.placement import Placement, gpu_of
 from webapp.playground.services import held_by
 from webapp.runs.lifecycle import change_state
@@ -119,7 +119,7 @@ def explain_queue() -> None:
     """Write into each queued run what it waits for. The same text comes out on every host, so hosts do not disagree."""
     hosts = list(
         Host.objects.filter(last_seen_at__gt=timezone.now() - ALIVE_FOR).prefetch_related(
-            "devices__lease__attempt__run", "devices__lease__playground__run"
+            *(f"devices__{name}" for name in HOLDERS)
         )
     )
     ahead: Run | None = None

@@ -1,4 +1,5 @@
 // Live charts in a report: each block draws some metrics of some runs over each other.
+import { readColours } from "./charts/controls.js";
 import { RunData } from "./charts/data.js";
 import { number, plain, toAxis } from "./charts/figure.js";
 
@@ -8,12 +9,6 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 
 const runs = new Map(); // address of the numbers -> RunData, shared by all charts with the same axis
 let charts = [];
-
-function colours() {
-  const style = getComputedStyle(document.documentElement);
-  const get = (name) => style.getPropertyValue(name).trim();
-  return { series: [1, 2, 3, 4, 5, 6, 7, 8].map((index) => get(`--chart-${index}`)), grid: get("--chart-grid"), muted: get("--muted"), text: get("--text"), surface: get("--surface"), font: getComputedStyle(document.body).fontFamily };
-}
 
 function dataOf(url, axis) {
   const key = `${axis} ${url}`;
@@ -48,7 +43,7 @@ function lines(chart, look) {
 }
 
 function draw(chart) {
-  const look = colours();
+  const look = readColours();
   const data = lines(chart, look);
   if (!data.length && !chart.loaded) return;
   chart.empty.hidden = data.length > 0;

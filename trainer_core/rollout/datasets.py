@@ -13,8 +13,8 @@ import httpx
 
 from trainer_core.rollout.streams import column_names, first_row
 from trainer_core.spec import DataSpec
+from trainer_core.spec.inputs import REASONING_GYM
 
-REASONING_GYM = "reasoning_gym:"
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 LOADING_ERRORS = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, httpx.HTTPError)
 WRONG_NAMES = {
@@ -42,7 +42,7 @@ def load_prompts(data: DataSpec) -> datasets.Dataset | datasets.IterableDataset:
         if changed := {old: new for old, new in after.items() if old != new}:
             dataset = dataset.rename_columns(changed)
     check_prompts(dataset, data.source)
-    if data.source.startswith(REASONING_GYM):
+    if data.is_generated:
         return dataset
     if data.streaming:
         return dataset.map(_as_messages, fn_kwargs={"suffix": data.prompt_suffix})
@@ -55,7 +55,7 @@ def first_rows(data: DataSpec, count: int) -> tuple[list[str], list[dict[str, An
     Reads no further than that: a generator makes so many rows, files and hub datasets are streamed. Raises ValueError as
     `load_prompts`, and whatever the way to the hub raises.
     """
-    generated = data.source.startswith(REASONING_GYM)
+    generated = data.is_generated
     changes = {"streaming": not generated, "size": min(data.size, count)}
     dataset = _open(data.model_copy(update=changes))
     rows = list(itertools.islice(dataset, count))
@@ -68,7 +68,7 @@ def first_rows(data: DataSpec, count: int) -> tuple[list[str], list[dict[str, An
 
 def _open(data: DataSpec) -> Any:
     """The rows as they are stored."""
-    if data.source.startswith(REASONING_GYM):
+    if data.is_generated:
         return _reasoning_gym(data)
     if data.options:
         raise ValueError(f"generator options are given, but {data.source!r} is no reasoning_gym:<task>; leave them out")

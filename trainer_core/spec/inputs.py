@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from trainer_core.spec.section import ADVANCED, Dtype, Section
 
+REASONING_GYM = "reasoning_gym:"
+"""What the source of a generated dataset begins with; the task follows."""
+
 
 class ModelSpec(Section):
     """The model to train."""
@@ -59,11 +62,16 @@ class DataSpec(Section):
 
     @model_validator(mode="after")
     def _streams_rows(self) -> DataSpec:
-        if self.streaming and self.source.startswith("reasoning_gym:"):
+        if self.streaming and self.is_generated:
             raise ValueError(
                 "data.streaming is for files and hub datasets; a reasoning-gym task is generated, so leave it off"
             )
         return self
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a reasoning-gym task makes the rows, rather than a file or the hub."""
+        return self.source.startswith(REASONING_GYM)
 
     def stored_name(self, column: str) -> str:
         """What the dataset itself calls a column of the run."""

@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from trainer_core.spec.exporters import ExporterSpec
-from trainer_core.spec.inputs import DataSpec, ModelSpec, RewardSpec
+from trainer_core.spec.inputs import REASONING_GYM, DataSpec, ModelSpec, RewardSpec
 from trainer_core.spec.outcome import CheckpointSpec, EvaluationSpec
 from trainer_core.spec.rollouts import AgentSpec, RolloutSpec
 from trainer_core.spec.section import ADVANCED, Section
@@ -135,7 +135,7 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def _held_out(self) -> RunSpec:
-        every, generated = self.evaluation.every_steps, self.data.source.startswith("reasoning_gym:")
+        every, generated = self.evaluation.every_steps, self.data.is_generated
         if every is None:
             if self.evaluation.at_start:
                 raise ValueError("evaluation.at_start is on, but nothing is evaluated; set evaluation.every_steps")
@@ -158,6 +158,11 @@ class RunSpec(Section):
             )
         return self
 
+    @property
+    def builtin_rewards(self) -> list[str]:
+        """Names of the reward functions that come with Offbeat."""
+        return [reward.name for reward in self.rewards if reward.version is None]
+
     def evaluation_data(self) -> DataSpec | None:
         """Where evaluation prompts come from; None without evaluation.
 
@@ -167,7 +172,7 @@ class RunSpec(Section):
         if wanted.every_steps is None:
             return None
         source = wanted.source or self.data.source
-        generated, like_training = (text.startswith("reasoning_gym:") for text in (source, self.data.source))
+        generated, like_training = source.startswith(REASONING_GYM), self.data.is_generated
         options = self.data.options if generated else {}
         inherited = self.data.rename_columns if generated == like_training else {}
         changes = {

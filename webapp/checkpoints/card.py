@@ -91,7 +91,7 @@ def _evaluation(checkpoint: Checkpoint) -> list[str]:
 def _facts(spec: RunSpec) -> list[str]:
     training, rollout = spec.training, spec.rollout
     data = f"{_code(spec.data.source)}, split {_code(spec.data.split)}"
-    if spec.data.source.startswith("reasoning_gym:"):
+    if spec.data.is_generated:
         data = f"{_code(spec.data.source)}, {spec.data.size} rows, seed {spec.data.seed}"
     method = f"LoRA, rank {spec.lora.r}, alpha {spec.lora.alpha}" if spec.lora.enabled else "all weights"
     return [

@@ -31,10 +31,6 @@ class Offer:
     def free(self) -> list[Device]:
         return [device for device in self.devices if not hasattr(device, "lease")]
 
-    def fit(self, devices: Iterable[Device], servers: int, trainers: int) -> Placement[Device] | None:
-        """What a run with so many GPUs gets out of `devices` of this host."""
-        return fit(devices, servers, trainers)
-
 
 def fit(devices: Iterable[Device], servers: int, trainers: int) -> Placement[Device] | None:
     """What of free `devices` of one host so many GPUs are: one CPU slot, or GPU slots; None when they are not enough."""

@@ -109,10 +109,9 @@ def choices_of_own(own: PlaygroundServer, models: list[dict[str, Any]]) -> list[
 
 
 def kept_adapters(run: Run) -> list[Choice]:
-    kept = run.checkpoints.filter(deleted_at=None, kind=Checkpoint.Kind.ADAPTER).select_related("run").order_by("-step")
     return [
         Choice(f"checkpoint-{item.pk}", f"Checkpoint of step {item.step}", f"playground-{item.pk}", str(item.folder.resolve()))
-        for item in kept if item.folder.is_dir()
+        for item in services.kept(run, Checkpoint.Kind.ADAPTER)
     ]  # fmt: skip
 
 

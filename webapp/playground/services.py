@@ -64,8 +64,13 @@ def offer(run: Run) -> Offer:
 
 def whole_weights(run: Run) -> list[Checkpoint]:
     """Kept checkpoints that are served in the base model's place, the newest first."""
-    kept = run.checkpoints.filter(deleted_at=None, kind=Checkpoint.Kind.FULL).select_related("run").order_by("-step")
-    return [checkpoint for checkpoint in kept if checkpoint.folder.is_dir()]
+    return kept(run, Checkpoint.Kind.FULL)
+
+
+def kept(run: Run, kind: Checkpoint.Kind) -> list[Checkpoint]:
+    """Checkpoints of a kind that are still there, the newest first."""
+    found = run.checkpoints.filter(deleted_at=None, kind=kind).select_related("run").order_by("-step")
+    return [checkpoint for checkpoint in found if checkpoint.folder.is_dir()]
 
 
 def _takes(spec: RunSpec, host: Host, devices: list[Device]) -> str:

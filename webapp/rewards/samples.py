@@ -111,7 +111,7 @@ def columns_of(data: DataSpec, row_index: int) -> dict[str, Any]:
     Generators are made again from their seed, local files are read; a hub dataset is only on the training host, so its
     columns can't be had here.
     """
-    if data.source.startswith("reasoning_gym:"):
+    if data.is_generated:
         row = _generated_row(data.model_dump_json(), row_index)
         return {data.rename_columns.get(name, name): value for name, value in row.items()}
     path = Path(data.source).expanduser()

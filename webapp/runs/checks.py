@@ -10,7 +10,7 @@ from django.conf import settings
 from trainer_core.rewards import BUILTINS
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
-from webapp.hosts.offers import offers, others_take_runs
+from webapp.hosts.offers import fit, offers, others_take_runs
 from webapp.hosts.placement import gpu_of
 from webapp.rewards.models import RewardFunction
 from webapp.runs import hub
@@ -139,7 +139,7 @@ def _check_devices(spec: RunSpec) -> list[Problem]:
     wanted = spec.resources.rollout_gpus, spec.resources.trainer_gpus
     known = offers()
     asked = [offer for offer in known if offer.takes_runs] or known
-    if not asked or any(offer.fit(offer.devices, *wanted) for offer in asked):
+    if not asked or any(fit(offer.devices, *wanted) for offer in asked):
         return []
     found = ", ".join(
         f"{offer.host.name} has {len({gpu_of(device.uuid) for device in offer.devices})}" for offer in asked

@@ -37,20 +37,16 @@ def check_data(spec: RunSpec, access: hub.Access) -> list[Problem]:
     return found
 
 
-def is_generated(data: DataSpec) -> bool:
-    return data.source.startswith("reasoning_gym:")
-
-
 def is_file(data: DataSpec) -> bool:
     return data.source.endswith(FILE_SUFFIXES)
 
 
 def is_on_hub(data: DataSpec) -> bool:
-    return not is_generated(data) and not is_file(data) and not data.source.startswith(("/", ".", "~"))
+    return not data.is_generated and not is_file(data) and not data.source.startswith(("/", ".", "~"))
 
 
 def _check(spec: RunSpec, section: Section, data: DataSpec, access: hub.Access) -> list[Problem]:
-    if is_generated(data):
+    if data.is_generated:
         problem = _check_generator(data, section)
         return [problem] if problem else _check_columns(spec, section, data, list(GENERATED_COLUMNS))
     if data.options:
@@ -115,7 +111,7 @@ def _check_columns(spec: RunSpec, section: Section, data: DataSpec, columns: lis
         text = f"{Path(data.source).name} has no 'prompt' column; its columns are: {found}. Rename one of them."
         return [Problem(f"{section}.source", text)]
     try:
-        check_columns([reward.name for reward in spec.rewards if reward.version is None], after)
+        check_columns(spec.builtin_rewards, after)
     except ValueError as error:
         where = "rewards" if section == "data" else "evaluation.source"
         return [Problem(where, f"{'The' if section == 'data' else 'In evaluation the'} {error}.")]

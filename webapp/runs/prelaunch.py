@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_core.spec import RunSpec
-from webapp.hosts.offers import Offer, offers
+from webapp.hosts.offers import Offer, fit, offers
 from webapp.runs import hub, memory, precision
 from webapp.runs.checks import local_model
 from webapp.runs.models import Run, State
@@ -53,7 +53,7 @@ def _place(spec: RunSpec, found: list[Offer]) -> Place:
     taking = [offer for offer in found if offer.takes_runs]
     for now in (True, False):
         for offer in taking:
-            placement = offer.fit(offer.free if now else offer.devices, *wanted)
+            placement = fit(offer.free if now else offer.devices, *wanted)
             if placement is not None:
                 servers = frozenset(device.pk for device in placement.server)
                 return Place(offer, now, servers, frozenset(device.pk for device in placement.trainer) or servers)

@@ -12,7 +12,7 @@ from webapp.hosts.models import Device
 from webapp.runs import rendering
 from webapp.runs.checks import local_model
 from webapp.runs.commands import preview
-from webapp.runs.data_checks import datasets_of, is_file, is_generated
+from webapp.runs.data_checks import datasets_of, is_file
 from webapp.runs.peeking import Peeked
 
 SHOWN = 3
@@ -107,7 +107,7 @@ def _cached_model(repo: str) -> Path | None:
 
 def _first(spec: RunSpec, inside: Peeked) -> list[Any]:
     data = spec.data
-    if is_generated(data):
+    if data.is_generated:
         import reasoning_gym
 
         dataset = reasoning_gym.create_dataset(
