@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
 
 from webapp.accounts.models import User
 
@@ -44,6 +45,12 @@ class Owned(Protocol):
 
 class Denied(PermissionDenied):
     """The text is a sentence that says why, for a page or an answer of the API."""
+
+
+def user_of(request: HttpRequest) -> User:
+    """The account that is asking; where nobody may come without one, so that there always is one."""
+    assert isinstance(request.user, User)
+    return request.user
 
 
 def can(user: User | AnonymousUser, action: Action, thing: Owned | None = None) -> bool:

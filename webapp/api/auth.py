@@ -8,7 +8,7 @@ from django.http import Http404, HttpRequest
 from ninja.security import HttpBearer, SessionAuth
 
 from webapp.accounts.models import ApiToken, User
-from webapp.accounts.permissions import Action, require
+from webapp.accounts.permissions import Action, require, user_of
 from webapp.accounts.routes import api_rule, demand
 from webapp.audit import origin
 from webapp.runs.models import Run
@@ -46,12 +46,6 @@ def _demand(request: HttpRequest) -> None:
 
 AUTH = [Token(), Session()]
 """A token is looked at first, so that a request which carries one needs no CSRF token."""
-
-
-def user_of(request: HttpRequest) -> User:
-    """The account that is asking."""
-    assert isinstance(request.user, User)  # AUTH has let it in
-    return request.user
 
 
 def get_run(run_id: UUID) -> Run:

@@ -9,7 +9,8 @@ from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import reverse
 from ninja import Router, Status
 
-from webapp.api.auth import get_own_run, get_run, user_of
+from webapp.accounts.permissions import user_of
+from webapp.api.auth import get_own_run, get_run
 from webapp.api.openapi import FILE, STREAM
 from webapp.api.schemas import CheckpointOut, Detail, ExportOut, Freed, Id, Problems, PushIn
 from webapp.checkpoints import exports, files, services, views

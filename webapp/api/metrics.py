@@ -11,7 +11,8 @@ from django.urls import reverse
 from ninja import Query, Router, Status
 from pydantic import ValidationError
 
-from webapp.api.auth import get_own_run, get_run, user_of
+from webapp.accounts.permissions import user_of
+from webapp.api.auth import get_own_run, get_run
 from webapp.api.errors import Invalid
 from webapp.api.openapi import STREAM
 from webapp.api.schemas import Detail, Imported, ImportIn, Stored

@@ -10,8 +10,7 @@ from django.http import Http404, HttpRequest
 from django.urls import reverse
 from ninja import Query, Router, Status
 
-from webapp.accounts.permissions import Action, require
-from webapp.api.auth import user_of
+from webapp.accounts.permissions import Action, require, user_of
 from webapp.api.schemas import Detail, Problems, ReportIn, ReportOut, ReportRow
 from webapp.audit import log
 from webapp.reports import rendering

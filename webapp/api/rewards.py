@@ -10,8 +10,8 @@ from ninja import Router, Status
 from trainer_core.rewards import BUILTINS
 from trainer_core.rewards.sandbox import Problem as SourceProblem
 from trainer_core.rewards.sandbox import function_name, score_once
-from webapp.accounts.permissions import Action, require
-from webapp.api.auth import get_run, user_of
+from webapp.accounts.permissions import Action, require, user_of
+from webapp.api.auth import get_run
 from webapp.api.errors import Invalid
 from webapp.api.schemas import (
     Detail,

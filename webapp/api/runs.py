@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
-from webapp.api.auth import get_own_run, get_run, user_of
+from webapp.accounts.permissions import user_of
+from webapp.api.auth import get_own_run, get_run
 from webapp.api.errors import Invalid
 from webapp.api.schemas import (
     ArchiveIn,

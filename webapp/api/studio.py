@@ -8,7 +8,7 @@ from django.db import connection
 from django.http import HttpRequest
 from ninja import Router
 
-from webapp.api.auth import user_of
+from webapp.accounts.permissions import user_of
 from webapp.api.schemas import HealthOut, HostOut, MeOut
 from webapp.hosts.models import Host
 

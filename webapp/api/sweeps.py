@@ -9,8 +9,7 @@ from django.http import Http404, HttpRequest
 from django.urls import reverse
 from ninja import Query, Router
 
-from webapp.accounts.permissions import Action, require
-from webapp.api.auth import user_of
+from webapp.accounts.permissions import Action, require, user_of
 from webapp.api.schemas import Detail, StopIn, Stopped, SweepOut, SweepRow
 from webapp.sweeps import services
 from webapp.sweeps.models import Sweep

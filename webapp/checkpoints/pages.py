@@ -13,8 +13,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, require
+from webapp.accounts.permissions import Action, require, user_of
 from webapp.checkpoints import exports as requests
 from webapp.checkpoints import files, services
 from webapp.checkpoints.models import Checkpoint, Export
@@ -26,14 +25,9 @@ from webapp.runs.services import may_change
 from webapp.templatetags.offbeat import size
 
 
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
-
-
 def _get_own_checkpoint(request: HttpRequest, run_id: UUID, checkpoint_id: int) -> Checkpoint:
     checkpoint = get_object_or_404(Checkpoint.objects.select_related("run"), pk=checkpoint_id, run_id=run_id)
-    require(_user(request), Action.RUN, checkpoint.run)
+    require(user_of(request), Action.RUN, checkpoint.run)
     return checkpoint
 
 
@@ -53,8 +47,8 @@ def run_checkpoints(request: HttpRequest, run_id: UUID) -> HttpResponse:
             **_exports(checkpoint),
         })  # fmt: skip
     context = {
-        "run": run, "tab": "checkpoints", "head": run_page.head(run, _user(request)), "rows": rows,
-        "total": sum(row["size"] + row["merged_size"] for row in rows), "has_token": requests.has_token(_user(request)),
+        "run": run, "tab": "checkpoints", "head": run_page.head(run, user_of(request)), "rows": rows,
+        "total": sum(row["size"] + row["merged_size"] for row in rows), "has_token": requests.has_token(user_of(request)),
         "gone": run.checkpoints.exclude(deleted_at=None).count(),
     }  # fmt: skip
     return render(request, "checkpoints/list.html", context)
@@ -77,7 +71,7 @@ def exports(request: HttpRequest, run_id: UUID, checkpoint_id: int) -> HttpRespo
     checkpoint = get_object_or_404(Checkpoint.objects.select_related("run"), pk=checkpoint_id, run_id=run_id)
     context = {
         "run": checkpoint.run, "row": {"checkpoint": checkpoint, **_exports(checkpoint)},
-        "may_change": may_change(_user(request), checkpoint.run),
+        "may_change": may_change(user_of(request), checkpoint.run),
     }  # fmt: skip
     return unless_seen(request, render_to_string("checkpoints/exports.html", context, request=request))
 
@@ -86,7 +80,7 @@ def exports(request: HttpRequest, run_id: UUID, checkpoint_id: int) -> HttpRespo
 def merge(request: HttpRequest, run_id: UUID, checkpoint_id: int) -> HttpResponse:
     checkpoint = _get_own_checkpoint(request, run_id, checkpoint_id)
     try:
-        requests.request_merge(checkpoint, _user(request))
+        requests.request_merge(checkpoint, user_of(request))
     except Refused as refusal:
         messages.error(request, str(refusal))
     return _back(run_id, checkpoint_id)
@@ -99,10 +93,10 @@ def push(request: HttpRequest, run_id: UUID, checkpoint_id: int) -> HttpResponse
     token = request.POST.get("token", "").strip()
     try:
         if token:
-            requests.store_token(_user(request), token)
+            requests.store_token(user_of(request), token)
         repo = request.POST.get("repo", "").strip()
         private, merged = request.POST.get("private") == "on", request.POST.get("merged") == "on"
-        requests.request_push(checkpoint, _user(request), repo, private=private, merged=merged)
+        requests.request_push(checkpoint, user_of(request), repo, private=private, merged=merged)
     except Refused as refusal:
         messages.error(request, str(refusal))
     return _back(run_id, checkpoint_id)
@@ -113,9 +107,9 @@ def delete_export(request: HttpRequest, run_id: UUID, export_id: int) -> HttpRes
     export = get_object_or_404(
         Export.objects.select_related("checkpoint__run"), pk=export_id, checkpoint__run_id=run_id
     )
-    require(_user(request), Action.RUN, export.checkpoint.run)
+    require(user_of(request), Action.RUN, export.checkpoint.run)
     try:
-        freed = requests.delete_export(export, _user(request))
+        freed = requests.delete_export(export, user_of(request))
     except Refused as refusal:
         messages.error(request, str(refusal))
     else:
@@ -132,7 +126,7 @@ def _back(run_id: UUID, checkpoint_id: int) -> HttpResponse:
 def delete(request: HttpRequest, run_id: UUID, checkpoint_id: int) -> HttpResponse:
     checkpoint = _get_own_checkpoint(request, run_id, checkpoint_id)
     try:
-        freed = services.delete_checkpoint(checkpoint, _user(request))
+        freed = services.delete_checkpoint(checkpoint, user_of(request))
     except Refused as refusal:
         messages.error(request, str(refusal))
     except OSError as error:

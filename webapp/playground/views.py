@@ -16,7 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, can, require
+from webapp.accounts.permissions import Action, can, require, user_of
 from webapp.fragments import unless_seen
 from webapp.playground import server, services
 from webapp.playground.models import PlaygroundServer
@@ -51,16 +51,15 @@ class Talk(BaseModel):
 @require_safe
 def page(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_object_or_404(Run.objects.select_related("owner", "parent"), pk=run_id)
-    assert isinstance(request.user, User)
     context = {
-        "run": run, "tab": "playground", "head": run_page.head(run, request.user), "live": None, "prompts": _prompts(run),
+        "run": run, "tab": "playground", "head": run_page.head(run, user_of(request)), "live": None, "prompts": _prompts(run),
         "rollout": run.spec.get("rollout", {}),
     }  # fmt: skip
     try:
         context["live"] = server.look(run)
     except server.NoServer as error:
         context["why_not"] = str(error)
-    about = _about_server(run, request.user)
+    about = _about_server(run, user_of(request))
     context |= {**about, "chatting": _chatting(context["live"], about["own"])}
     return render(request, "playground/page.html", context)
 
@@ -86,9 +85,8 @@ def _about_server(run: Run, user: User) -> dict[str, Any]:
 def status(request: HttpRequest, run_id: UUID) -> HttpResponse:
     """The part of the page about the server, asked for again and again; the whole page once a wait without talk is over."""
     run = get_object_or_404(Run.objects.select_related("owner"), pk=run_id)
-    assert isinstance(request.user, User)
     chatting = request.GET.get("chatting", "")
-    context = {"run": run, "chatting": chatting, **_about_server(run, request.user)}
+    context = {"run": run, "chatting": chatting, **_about_server(run, user_of(request))}
     own = context["own"]
     waits = own is not None and own.is_live and not own.answers
     if not chatting and not waits:
@@ -102,8 +100,7 @@ def status(request: HttpRequest, run_id: UUID) -> HttpResponse:
 def start(request: HttpRequest, run_id: UUID) -> HttpResponse:
     """Start a server for the run's playground."""
     run = get_object_or_404(Run.objects.select_related("owner"), pk=run_id)
-    assert isinstance(request.user, User)
-    require(request.user, Action.RUN, run)
+    require(user_of(request), Action.RUN, run)
     wanted = request.POST.get("checkpoint", "")
     try:
         checkpoint = None
@@ -111,7 +108,7 @@ def start(request: HttpRequest, run_id: UUID) -> HttpResponse:
             checkpoint = run.checkpoints.filter(pk=wanted).first() if wanted.isdecimal() else None
             if checkpoint is None:
                 raise Refused("There is no such checkpoint of this run; choose one of the list.")
-        services.start(run, request.user, checkpoint)
+        services.start(run, user_of(request), checkpoint)
     except Refused as refusal:
         messages.error(request, str(refusal))
     return redirect("playground:page", run.pk)
@@ -121,13 +118,12 @@ def start(request: HttpRequest, run_id: UUID) -> HttpResponse:
 def stop(request: HttpRequest, run_id: UUID) -> HttpResponse:
     """Stop the playground's server."""
     run = get_object_or_404(Run.objects.select_related("owner"), pk=run_id)
-    assert isinstance(request.user, User)
-    require(request.user, Action.RUN, run)
+    require(user_of(request), Action.RUN, run)
     own = services.newest(run)
     try:
         if own is None:
             raise Refused("The run's playground has no server.")
-        services.ask_to_stop(own, request.user)
+        services.ask_to_stop(own, user_of(request))
     except Refused as refusal:
         messages.error(request, str(refusal))
     return redirect("playground:page", run.pk)
@@ -148,7 +144,7 @@ async def talk(request: HttpRequest, run_id: UUID) -> HttpResponseBase:
 
 def _answer(request: HttpRequest, run_id: UUID) -> HttpResponseBase:
     run = get_object_or_404(Run.objects.select_related("owner"), pk=run_id)
-    require(request.user, Action.RUN, run)
+    require(user_of(request), Action.RUN, run)
     if len(request.body) > 4 * MOST_CHARACTERS:
         return _refuse(f"The conversation is too long; {MOST_CHARACTERS:,} characters are allowed.")
     try:

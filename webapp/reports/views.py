@@ -13,8 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, can, require
+from webapp.accounts.permissions import Action, can, require, user_of
 from webapp.audit import log
 from webapp.reports import rendering
 from webapp.reports.models import Report
@@ -36,18 +35,13 @@ class ReportForm(forms.ModelForm):
         return self.cleaned_data["text"].replace("\r\n", "\n")
 
 
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
-
-
 def _get_report(report_id: UUID) -> Report:
     return get_object_or_404(Report.objects.select_related("owner"), pk=report_id)
 
 
 def _get_own_report(request: HttpRequest, report_id: UUID) -> Report:
     report = _get_report(report_id)
-    require(_user(request), Action.RUN, report)
+    require(user_of(request), Action.RUN, report)
     return report
 
 
@@ -66,7 +60,7 @@ def detail(request: HttpRequest, report_id: UUID) -> HttpResponse:
     report = _get_report(report_id)
     links = [link for link in report.share_links.all() if link.is_live]
     context = {
-        "report": report, "rendered": rendering.render(report.text), "may_change": can(_user(request), Action.RUN, report),
+        "report": report, "rendered": rendering.render(report.text), "may_change": can(user_of(request), Action.RUN, report),
         "links": links,
     }  # fmt: skip
     return render(request, "reports/detail.html", context)
@@ -76,7 +70,7 @@ def detail(request: HttpRequest, report_id: UUID) -> HttpResponse:
 def new(request: HttpRequest) -> HttpResponse:
     """A report about the runs that `run` names, which may be repeated."""
     if request.method == "POST":
-        return _save(request, Report(owner=_user(request)), "report.created")
+        return _save(request, Report(owner=user_of(request)), "report.created")
     runs = Run.objects.filter(pk__in=queries.run_ids(request.GET.getlist("run")))
     return _editor(request, ReportForm(initial={"text": rendering.template_for(list(runs[: rendering.MOST_RUNS]))}))
 

@@ -12,18 +12,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from trainer_core.rewards import BUILTINS
-from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, can, require
+from webapp.accounts.permissions import Action, can, require, user_of
 from webapp.audit import log
 from webapp.rewards import services
 from webapp.rewards.forms import STARTER, FunctionForm, TryForm, VersionForm
 from webapp.rewards.models import RewardFunction, RewardVersion
 from webapp.rewards.testing import run_test
-
-
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
 
 
 def _get_function(name: str) -> RewardFunction:
@@ -32,7 +26,7 @@ def _get_function(name: str) -> RewardFunction:
 
 def _get_own_function(request: HttpRequest, name: str) -> RewardFunction:
     function = _get_function(name)
-    require(_user(request), Action.REWARD, function)
+    require(user_of(request), Action.REWARD, function)
     return function
 
 
@@ -55,7 +49,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             function = services.create_function(
-                form.cleaned_data["source"], form.cleaned_data["description"], _user(request)
+                form.cleaned_data["source"], form.cleaned_data["description"], user_of(request)
             )
         except services.Invalid as invalid:
             problems = invalid.problems
@@ -74,7 +68,7 @@ def edit(request: HttpRequest, name: str) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         data = form.cleaned_data
         try:
-            version = services.add_version(function, data["source"], data["note"], _user(request))
+            version = services.add_version(function, data["source"], data["note"], user_of(request))
         except services.Invalid as invalid:
             problems = invalid.problems
         else:
@@ -119,7 +113,7 @@ def _version_page(request: HttpRequest, function: RewardFunction, shown: RewardV
     context = {
         "function": function, "shown": shown, "former": former, "diff": diff,
         "added": kinds.count("add"), "removed": kinds.count("del"), "versions": versions, "usages": services.usages(function),
-        "test_form": TryForm(), "may_change": can(_user(request), Action.REWARD, function),
+        "test_form": TryForm(), "may_change": can(user_of(request), Action.REWARD, function),
     }  # fmt: skip
     return render(request, "rewards/detail.html", context)
 

@@ -14,8 +14,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from pydantic import ValidationError
 
 from trainer_core.spec import RewardSpec, RunSpec
-from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, require
+from webapp.accounts.permissions import Action, require, user_of
 from webapp.checkpoints.models import Checkpoint
 from webapp.rewards.models import RewardFunction
 from webapp.runs import checks, forking, forms, hub, lifecycle, precision, prelaunch, previews, services
@@ -25,11 +24,6 @@ from webapp.runs.sample import sample_spec
 
 MAX_YAML = 1_000_000
 """Characters of an imported spec."""
-
-
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
 
 
 def _parent(request: HttpRequest) -> Run | None:
@@ -53,7 +47,7 @@ def _fork(request: HttpRequest, parent: Run | None) -> Checkpoint | None:
 
 def _get_draft(request: HttpRequest, run_id: UUID) -> Run:
     run = get_object_or_404(Run, pk=run_id)
-    require(_user(request), Action.RUN, run)
+    require(user_of(request), Action.RUN, run)
     return run
 
 
@@ -99,7 +93,7 @@ def check(request: HttpRequest) -> JsonResponse:
     spec, problems = forms.validate(request.POST)
     answer: dict[str, Any] = {"facts": [], "prompts": [], "diff": [], "commands": []}
     if spec is not None:
-        problems, inside = checks.examine(spec, _user(request))
+        problems, inside = checks.examine(spec, user_of(request))
         if checkpoint := _fork(request, _parent(request)):
             problems = [*forking.problems(spec, checkpoint), *problems]
         answer["facts"] = [*previews.facts(spec), *previews.data_facts(spec, inside)]
@@ -110,7 +104,9 @@ def check(request: HttpRequest) -> JsonResponse:
             except ValueError as error:
                 problems.append(Problem("data.source", f"{spec.data.source}: {error}."))
         counts = [prompt["tokens"] for prompt in answer["prompts"] if prompt["tokens"] is not None]
-        answer["before"] = prelaunch.before_launch(spec, max(counts, default=None), hub.access_of(spec, _user(request)))
+        answer["before"] = prelaunch.before_launch(
+            spec, max(counts, default=None), hub.access_of(spec, user_of(request))
+        )
         if parent := _parent(request):
             changes = forms.spec_diff(parent.spec, services.pin_rewards(spec).model_dump(mode="json"))
             answer["diff"] = [{"path": path, "before": before, "after": after} for path, before, after in changes]
@@ -131,13 +127,13 @@ def _handle(request: HttpRequest, run: Run | None, parent: Run | None) -> HttpRe
         return yaml_response(spec)
     checkpoint = _fork(request, parent) if run is None else None
     if spec is not None and action == "launch":
-        problems = services.check_spec(spec, run.owner if run else _user(request))
+        problems = services.check_spec(spec, run.owner if run else user_of(request))
     if spec is not None and checkpoint is not None:
         problems = [*problems, *forking.problems(spec, checkpoint)]
     if spec is None or problems:
         return _page(request, forms.from_post(request.POST, problems), run=run, parent=parent, status=422)
     if run is None:
-        run = services.create_run(spec, _user(request), parent=parent, checkpoint=checkpoint)
+        run = services.create_run(spec, user_of(request), parent=parent, checkpoint=checkpoint)
         return _stored(request, run, launch=action == "launch")
     return _update(request, spec, run, launch=action == "launch")
 
@@ -148,7 +144,7 @@ def _update(request: HttpRequest, spec: RunSpec, run: Run, *, launch: bool) -> H
         return _page(
             request, forms.from_post(request.POST, [Problem("", problem)]), run=run, parent=run.parent, status=422
         )
-    if not services.update_draft(run, spec, _user(request)):
+    if not services.update_draft(run, spec, user_of(request)):
         messages.error(request, "The run was launched meanwhile, so it was not changed.")
         return redirect("runs:detail", run.pk)
     run.refresh_from_db()
@@ -156,7 +152,7 @@ def _update(request: HttpRequest, spec: RunSpec, run: Run, *, launch: bool) -> H
 
 
 def _stored(request: HttpRequest, run: Run, *, launch: bool) -> HttpResponse:
-    user = _user(request)
+    user = user_of(request)
     if launch:
         try:
             lifecycle.launch(run, user)

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 from pydantic import ValidationError
 
 from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, require
+from webapp.accounts.permissions import Action, require, user_of
 from webapp.checkpoints import files
 from webapp.fragments import unless_seen
 from webapp.metrics.overview import charts_of
@@ -51,18 +51,13 @@ BULK_DONE = {
 }
 
 
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
-
-
 def _get_run(run_id: UUID) -> Run:
     return get_object_or_404(Run.objects.select_related("owner", "parent"), pk=run_id)
 
 
 def _get_own_run(request: HttpRequest, run_id: UUID) -> Run:
     run = _get_run(run_id)
-    require(_user(request), Action.RUN, run)
+    require(user_of(request), Action.RUN, run)
     return run
 
 
@@ -136,7 +131,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
     if action == "tag" and not tags:
         messages.error(request, "Write the tag first.")
         return redirect("runs:list")
-    user, done = _user(request), 0
+    user, done = user_of(request), 0
     for run in Run.objects.filter(pk__in=queries.run_ids(request.POST.getlist("run"))):
         if not services.may_change(user, run):
             messages.error(request, f"{run.name}: it belongs to somebody else.")
@@ -168,7 +163,7 @@ def live(request: HttpRequest, run_id: UUID) -> HttpResponse:
 
 
 def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]:
-    context: dict[str, object] = {"run": run, "tab": tab, "head": run_page.head(run, _user(request))}
+    context: dict[str, object] = {"run": run, "tab": tab, "head": run_page.head(run, user_of(request))}
     if tab == "overview":
         checkpoints = list(run.checkpoints.filter(deleted_at=None)[:5])
         context |= {
@@ -188,7 +183,7 @@ def events(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_run(run_id)
     found = run.events.select_related("actor", "attempt").order_by("-id")
     page = Paginator(found, EVENTS_A_PAGE).get_page(request.GET.get("page"))
-    context = {"run": run, "tab": "events", "head": run_page.head(run, _user(request)), "page": page}
+    context = {"run": run, "tab": "events", "head": run_page.head(run, user_of(request)), "page": page}
     return render(request, "runs/events.html", context)
 
 
@@ -197,7 +192,7 @@ def settings_page(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_run(run_id)
     spec = run.run_spec()
     context = {
-        "run": run, "tab": "settings", "head": run_page.head(run, _user(request)), "yaml": spec.to_yaml(),
+        "run": run, "tab": "settings", "head": run_page.head(run, user_of(request)), "yaml": spec.to_yaml(),
         "changes": forms.spec_diff(run.parent.spec, run.spec) if run.parent else [],
         "children": run.children.order_by("-created_at")[:20],
     }  # fmt: skip
@@ -216,14 +211,14 @@ def launch(request: HttpRequest, run_id: UUID) -> HttpResponse:
         for problem in problems:
             messages.error(request, problem.message)
         return redirect("runs:edit", run.pk)
-    return _act(request, run, lambda: lifecycle.launch(run, _user(request)))
+    return _act(request, run, lambda: lifecycle.launch(run, user_of(request)))
 
 
 @require_POST
 def stop(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_own_run(request, run_id)
     save = request.POST.get("save") == "1"
-    return _act(request, run, lambda: lifecycle.stop(run, _user(request), save=save))
+    return _act(request, run, lambda: lifecycle.stop(run, user_of(request), save=save))
 
 
 @require_POST
@@ -237,7 +232,7 @@ def resume(request: HttpRequest, run_id: UUID) -> HttpResponse:
         for problem in problems:
             messages.error(request, problem.message)
         return redirect("runs:detail", run.pk)
-    return _act(request, run, lambda: lifecycle.resume(run, _user(request), checkpoint))
+    return _act(request, run, lambda: lifecycle.resume(run, user_of(request), checkpoint))
 
 
 @require_POST
@@ -245,7 +240,7 @@ def archive(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_own_run(request, run_id)
     archived = request.POST.get("archived") == "1"
     text = "Archived: it is out of the list, and nothing is deleted." if archived else "Back in the list."
-    return _act(request, run, lambda: services.set_archived(run, _user(request), archived), text)
+    return _act(request, run, lambda: services.set_archived(run, user_of(request), archived), text)
 
 
 @require_POST
@@ -256,7 +251,7 @@ def describe(request: HttpRequest, run_id: UUID) -> HttpResponse:
     tags = None if same else describing.tags_in(sent["tags"])
     notes = sent["notes"].replace("\r\n", "\n") if "notes" in sent else None
     try:
-        changed = describing.describe(run, _user(request), name=sent.get("name"), tags=tags, notes=notes)
+        changed = describing.describe(run, user_of(request), name=sent.get("name"), tags=tags, notes=notes)
     except lifecycle.Refused as refusal:
         messages.error(request, str(refusal))
     except ValidationError as error:
@@ -273,7 +268,7 @@ def delete(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = _get_own_run(request, run_id)
     name = run.name
     try:
-        services.delete_run(run, _user(request))
+        services.delete_run(run, user_of(request))
     except lifecycle.Refused as refusal:
         messages.error(request, str(refusal))
         return redirect("runs:detail", run.pk)

@@ -8,8 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, can, require
+from webapp.accounts.permissions import Action, can, require, user_of
 from webapp.secrets import services
 from webapp.secrets.models import Secret
 
@@ -20,15 +19,10 @@ class SecretForm(forms.Form):
     shared = forms.BooleanField(required=False)
 
 
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
-
-
 @require_http_methods(["GET", "POST"])
 def secrets(request: HttpRequest) -> HttpResponse:
     """The list, and a form that stores one. A value is never sent back, not even into the form it came from."""
-    user, problem = _user(request), ""
+    user, problem = user_of(request), ""
     if request.method == "POST":
         form = SecretForm(request.POST)
         if not form.is_valid():
@@ -52,7 +46,7 @@ def secrets(request: HttpRequest) -> HttpResponse:
 @require_POST
 def delete(request: HttpRequest, secret_id: int) -> HttpResponse:
     secret = get_object_or_404(Secret.objects.select_related("owner"), pk=secret_id)
-    require(_user(request), Action.RUN, secret)
-    services.delete(secret, _user(request))
+    require(user_of(request), Action.RUN, secret)
+    services.delete(secret, user_of(request))
     messages.success(request, f"Deleted {secret.name}. Runs that have begun keep it until they end.")
     return redirect("secrets:list")

@@ -14,8 +14,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from webapp.accounts.models import User
-from webapp.accounts.permissions import Action, can, require
+from webapp.accounts.permissions import Action, can, require, user_of
 from webapp.fragments import unless_seen
 from webapp.runs import sweeps
 from webapp.runs.models import Run
@@ -32,11 +31,6 @@ EMPTY_ROWS = 2
 METRICS = (
     "reward", "eval/reward", "eval/pass@1", "loss", "kl", "entropy", "perf/forwarded_tok_s_wall_clock", "perf/step_s",
 )  # fmt: skip
-
-
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
 
 
 def _get_sweep(sweep_id: UUID) -> Sweep:
@@ -70,10 +64,10 @@ def new(request: HttpRequest) -> HttpResponse:
         problems = [Problem("base", "Choose the run whose settings the sweep begins with."), *problems]
     if base is not None and plan is not None:
         specs, places, problems = services.combine(base.run_spec(), plan)
-        problems = problems or services.check(specs, _user(request))
+        problems = problems or services.check(specs, user_of(request))
         if not problems:
             launch = request.POST.get("action") != "draft"
-            sweep = services.create(base, plan, specs, places, _user(request), launch=launch)
+            sweep = services.create(base, plan, specs, places, user_of(request), launch=launch)
             what = "queued; they run as devices become free" if launch else "made as drafts"
             messages.success(request, f"{plural(len(specs), 'run')} {what}.")
             return redirect("sweeps:detail", sweep.pk)
@@ -103,7 +97,7 @@ def preview(request: HttpRequest) -> HttpResponse:
     elif plan is not None:
         specs, places, context["problems"] = services.combine(base.run_spec(), plan)
         # What the machine says, of the first only: somebody is typing.
-        context["problems"] = context["problems"] or services.check(specs[:1], _user(request))
+        context["problems"] = context["problems"] or services.check(specs[:1], user_of(request))
         context |= {"paths": list(plan.axes), "count": len(places), "places": [list(place.values()) for place in
                     places[:PREVIEWED]], "more": max(0, len(places) - PREVIEWED)}  # fmt: skip
     return render(request, "sweeps/preview.html", context)
@@ -118,7 +112,7 @@ def detail(request: HttpRequest, sweep_id: UUID) -> HttpResponse:
     context = {
         "sweep": sweep, "results": results, "rows": [(row, list(row.place.values())) for row in sorted_rows(results, sort)],
         "sort": sort, "headings": _headings(results, sort), "plot": json.dumps(_plot(results)),
-        "may_change": can(_user(request), Action.RUN, sweep), "states": sorted(results.states.items()),
+        "may_change": can(user_of(request), Action.RUN, sweep), "states": sorted(results.states.items()),
     }  # fmt: skip
     if request.GET.get("fragment"):
         return unless_seen(request, render_to_string("sweeps/results.html", context, request=request))
@@ -160,7 +154,7 @@ def _plot(results: Results) -> dict[str, Any]:
 @require_POST
 def stop(request: HttpRequest, sweep_id: UUID) -> HttpResponse:
     sweep = _get_sweep(sweep_id)
-    require(_user(request), Action.RUN, sweep)
-    count = services.stop(sweep, _user(request), save=request.POST.get("save") == "1")
+    require(user_of(request), Action.RUN, sweep)
+    count = services.stop(sweep, user_of(request), save=request.POST.get("save") == "1")
     messages.success(request, f"Asked {plural(count, 'run')} to stop." if count else "No run of this sweep is live.")
     return redirect("sweeps:detail", sweep.pk)
