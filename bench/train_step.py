@@ -1,9 +1,10 @@
 """A whole training step on a GPU, packed against unpacked: time, MFU and peak memory of Qwen3-shaped models.
 
-    python bench/train_step.py [--sizes 1.7B 4B] [--trained 1.0] [--plain] [--profile FILE]
+    python bench/train_step.py [--sizes 1.7B 4B] [--trees 8,2560,640 4,3500,250] [--trained 1.0 0.25] [--plain] [--profile FILE]
 
-Both sides run the same code on the same samples: forward, loss and backward over all rows, then the optimizer. Packed rows
-hold 16k unique tokens at a packing ratio of 3.3; unpacked rows hold five whole samples, 16k tokens.
+Both sides run the same code on the same samples: forward, loss and backward over all rows, then the optimizer. Packed rows hold
+whole groups, unpacked rows whole samples, each up to 16k tokens. The trees have a packing ratio of 3.3; how far FLOPs fall
+differs, because packing shares neither a branch's attention to its prompt nor the output layer's work for trained tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +40,51 @@ SIZES: dict[str, dict[str, int]] = {
     "4B": {"hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "num_attention_heads": 32},
 }
 VOCABULARY, NUM_TOP = 151_936, 8
-PROMPT, COMPLETION, GROUP = 2560, 640, 8
-UNPACKED = 5  # samples of an unpacked row
-SETTINGS = LossSettings("dapo", 0.2, 0.2, 0.5, 5.0, 0.0, True, COMPLETION)
+ROW = 16_384
+ROWS = 5  # packed rows of a step
+SETTINGS = LossSettings("dapo", 0.2, 0.2, 0.5, 5.0, 0.0, True, 640)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Completions of a prompt, tokens of the prompt, tokens of a completion."""
+
+    group: int
+    prompt: int
+    completion: int
+
+    @classmethod
+    def parse(cls, text: str) -> Tree:
+        return cls(*map(int, text.split(",")))
+
+    def __str__(self) -> str:
+        return f"{self.group} × ({self.prompt:,} shared + {self.completion:,})"
+
+    def scaled(self, scale: float) -> Tree:
+        return Tree(self.group, max(4, int(self.prompt * scale)), max(4, int(self.completion * scale)))
+
+    def packed_groups(self, row: int) -> int:
+        """Groups that fit into a row of so many tokens; a branch costs one token more."""
+        return max(1, row // (self.prompt + self.group * (self.completion + 1)))
+
+    def unpacked_samples(self, row: int) -> int:
+        return max(1, row // (self.prompt + self.completion))
+
+
+TREES = tuple(map(Tree.parse, ("8,2560,640", "8,640,160", "4,3500,250", "4,1400,100")))
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sizes", nargs="+", default=["1.7B", "4B"], choices=SIZES)
-    options.add_argument("--trained", type=float, default=1.0, help="share of a completion's tokens that is trained")
-    options.add_argument("--scale", type=float, default=1.0, help="shrinks the samples, to try the program on a CPU")
-    options.add_argument("--groups", type=int, default=10, help="groups of a step, two a packed row")
+    options.add_argument(
+        "--trees", nargs="+", type=Tree.parse, default=TREES, help="completions,prompt,completion tokens"
+    )
+    options.add_argument(
+        "--trained", nargs="+", type=float, default=[1.0], help="shares of a completion's tokens that are trained"
+    )
+    options.add_argument("--scale", type=float, default=1.0, help="shrinks everything, to try the program on a CPU")
+    options.add_argument("--rows", type=int, default=ROWS, help="packed rows of a step")
     options.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
     options.add_argument("--no-checkpointing", action="store_true")
     options.add_argument("--plain", action="store_true", help="layers not compiled")
@@ -79,11 +115,23 @@ def bench(size: str, arguments: argparse.Namespace, device: torch.device) -> Non
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if not arguments.plain:
         compile_layers(model)
-    counter, peak = FlopCounter.of(model), peak_flops(device, autocast=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
-    items = samples(arguments, vocabulary)
+    for tree in arguments.trees:
+        for trained in arguments.trained:
+            print(f"{size} {tree}, {trained:.0%} of the completion trained", flush=True)
+            compare(model, optimizer, tree.scaled(arguments.scale), trained, arguments, device)
+
+
+def compare(
+    model: Any, optimizer: Any, tree: Tree, trained: float, arguments: argparse.Namespace, device: torch.device
+) -> None:
+    """The same samples packed and unpacked, and what became of the bar."""
+    counter, peak = FlopCounter.of(model), peak_flops(device, autocast=True)
+    row = int(ROW * arguments.scale)
+    groups = tree.packed_groups(row)
+    items = samples(tree, groups * arguments.rows, trained, model.config.vocab_size)
     results = {}
-    for label, samples_a_row in (("packed", 2 * GROUP), ("unpacked", UNPACKED)):
+    for label, samples_a_row in (("packed", groups * tree.group), ("unpacked", tree.unpacked_samples(row))):
         rows = make_rows(items, samples_a_row, share=label == "packed")
         measured = [step(model, optimizer, rows, device) for _ in range(3)]
         compute = float(np.median([one[0] for one in measured[1:]]))
@@ -94,39 +142,39 @@ def bench(size: str, arguments: argparse.Namespace, device: torch.device) -> Non
         results[label] = whole, work, sum(row.tokens for row in rows), measured[-1][2]
         mfu = "" if peak is None else f"{100 * work / compute / peak:5.1f} %"
         print(
-            f"{size:>5} {label:>9}: {len(rows)} rows of {rows[0].tokens}, fwd-bwd {compute:.3f} s, step {whole:.3f} s, "
+            f"{label:>9}: {len(rows)} rows of {rows[0].tokens}, fwd-bwd {compute:.3f} s, step {whole:.3f} s, "
             f"MFU {mfu}, {work / compute / 1e12:.0f} TFLOP/s, peak {measured[-1][2]:.1f} GiB, "
             f"loss {measured[0][3]:+.5f}",
             flush=True,
         )
-        if label == "packed" and arguments.profile:
-            arguments.profile.write_text(profiled(model, optimizer, rows[:1], device))
+        if arguments.profile:
+            with arguments.profile.open("a") as file:
+                file.write(f"\n{tree}, {trained} trained, {label}\n{profiled(model, optimizer, rows[:1], device)}")
     (fast, work, tokens, memory), (slow, raw_work, raw_tokens, raw_memory) = results["packed"], results["unpacked"]
-    ratio, speed_up = raw_tokens / tokens, slow / fast
+    ratio, speed_up, fall = raw_tokens / tokens, slow / fast, raw_work / work
     verdict = "reached" if speed_up >= 0.95 * ratio else "missed"
     print(
-        f"{size:>5} speed-up {speed_up:.2f} at packing ratio {ratio:.2f} ({speed_up / ratio:.2f} of it, bar 0.95: {verdict}); "
-        f"FLOPs fall {raw_work / work:.2f} times; peak memory {memory:.1f} against {raw_memory:.1f} GiB",
+        f" speed-up {speed_up:.2f} at packing ratio {ratio:.2f} ({speed_up / ratio:.3f} of it, bar 0.95: {verdict}); "
+        f"FLOPs fall {fall:.2f} times ({speed_up / fall:.3f} of it); peak memory {memory:.1f} against {raw_memory:.1f} GiB",
         flush=True,
     )
 
 
-def samples(arguments: argparse.Namespace, vocabulary: int) -> list[PackItem]:
+def samples(tree: Tree, groups: int, trained: float, vocabulary: int) -> list[PackItem]:
     rng = np.random.default_rng(0)
-    prompt_tokens, tokens = (max(4, int(length * arguments.scale)) for length in (PROMPT, COMPLETION))
     found = []
-    for group in range(arguments.groups):
-        prompt = rng.integers(0, vocabulary, prompt_tokens)
-        for index in range(GROUP):
-            ids = np.concatenate([prompt, rng.integers(0, vocabulary, tokens)])
+    for group in range(groups):
+        prompt = rng.integers(0, vocabulary, tree.prompt)
+        for index in range(tree.group):
+            ids = np.concatenate([prompt, rng.integers(0, vocabulary, tree.completion)])
             mask = np.zeros(len(ids), np.int64)
-            mask[prompt_tokens:] = rng.random(tokens) < arguments.trained
+            mask[tree.prompt :] = rng.random(tree.completion) < trained
             mask[-1] = 1
             top = np.full((len(ids), NUM_TOP), -2.5, np.float32)
             sample = RolloutSample(
                 group_id=str(group), rollout_id=f"{group}-{index}", row_index=group, epoch=0, weight_version=0,
                 input_ids=ids, completion_mask=mask, log_probs=np.full(len(ids), -12.0, np.float32),
-                advantage=float(rng.normal()), reward=0.0, truncated=False, queued_at=time.time(), group_size=GROUP,
+                advantage=float(rng.normal()), reward=0.0, truncated=False, queued_at=time.time(), group_size=tree.group,
                 top_ids=rng.integers(0, vocabulary, top.shape), top_log_probs=top,
             )  # fmt: skip
             item = PackItem.of(sample)
@@ -147,8 +195,6 @@ def make_rows(items: list[PackItem], samples_a_row: int, share: bool) -> list[Pa
 
 
 def apart(item: PackItem, index: int) -> PackItem:
-    from dataclasses import replace
-
     ids = item.sample.input_ids.copy()
     ids[0] = index
     copy = PackItem.of(replace(item.sample, input_ids=ids))
