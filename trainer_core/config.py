@@ -36,6 +36,9 @@ class AsyncGRPOConfig(TrainingArguments):
     bf16: bool | None = _option(None, "bfloat16 autocast; unset: on unless fp16 is on.")  # type: ignore[assignment]
     gradient_checkpointing: bool = _option(True, "Recompute activations in the backward pass.")
     ignore_data_skip: bool = _option(True, "Always on: a live queue cannot be skipped and replayed.")
+    logging_nan_inf_filter: bool = _option(
+        False, "Hide a loss that is no number; looking waits for the GPU at each row."
+    )
     report_to: str | list[str] | None = _option("none", "Exporters of transformers, such as tensorboard or wandb.")
 
     # The model

@@ -111,7 +111,7 @@ def policy_loss(
         if inputs.ref_log_probs is not None:
             metrics["ref_kl"] = _mean(ref_kl)
         if inputs.router_loss is not None and inputs.forwarded:
-            count = inputs.router_loss.new_tensor(float(inputs.forwarded))
+            count = inputs.router_loss.new_full((), float(inputs.forwarded))
             metrics["aux_loss"] = (inputs.router_loss * count, count)
     return total, metrics
 
@@ -178,7 +178,8 @@ def sample_means(values: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
 
 def sample_terms(inputs: LossInputs) -> torch.Tensor:
     """Loss terms of each sample, [S]. A sample is never split over rows."""
-    return torch.bincount(inputs.sample_index, minlength=len(inputs.advantages))
+    counts = torch.zeros(len(inputs.advantages), dtype=torch.long, device=inputs.sample_index.device)
+    return counts.index_add(0, inputs.sample_index, torch.ones_like(inputs.sample_index))  # bincount waits for the GPU
 
 
 def term_weights(inputs: LossInputs, settings: LossSettings, totals: StepTotals) -> torch.Tensor:
@@ -245,7 +246,10 @@ def loss_metrics(
     low: float,
     high: float,
 ) -> dict[str, MetricValue]:
-    """Training metrics of a row, by the names of trainer_core.metrics. A row without terms gives none."""
+    """Training metrics of a row, by the names of trainer_core.metrics. A row without terms gives none.
+
+    Nothing here waits for a GPU. A pair whose denominator is 0 is a metric that the row does not have.
+    """
     if not len(log_ratio):
         return {}
     clipped_low = ((ratio < low) & (advantages < 0)).float()
@@ -260,16 +264,15 @@ def loss_metrics(
         "clip_ratio/low_mean": _mean(clipped_low),
         "clip_ratio/high_mean": _mean(clipped_high),
         "clip_ratio/region_mean": _mean(clipped_low + clipped_high),
-        "clip_ratio/low_min": sample_means(clipped_low, inputs)[with_terms].min(),
-        "clip_ratio/high_max": sample_means(clipped_high, inputs)[with_terms].max(),
+        "clip_ratio/low_min": torch.where(with_terms, sample_means(clipped_low, inputs), torch.inf).min(),
+        "clip_ratio/high_max": torch.where(with_terms, sample_means(clipped_high, inputs), -torch.inf).max(),
         "sampling/masked_mean": _mean((~kept).float()),
+        "sampling/mismatch_kl": (torch.where(fresh, kl, 0.0).sum(), fresh.sum()),
     }
-    if bool(fresh.any()):
-        metrics["sampling/mismatch_kl"] = _mean(kl[fresh])
     if inputs.sampler_top_log_probs.shape[1]:
         metrics["sampling/sampler_mass"] = _mean(inputs.sampler_top_log_probs.exp().sum(1))
     return metrics
 
 
 def _mean(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return values.sum(), torch.tensor(float(len(values)), device=values.device)
+    return values.sum(), values.new_full((), float(len(values)))

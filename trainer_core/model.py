@@ -17,6 +17,7 @@ from trainer_core.attention.layout import TreeLayout
 from trainer_core.families import check_model, freeze_all_but_text, has_vision
 from trainer_core.packing.trie import PrefixTrie, TrieLayout
 from trainer_core.scoring import ScoreRequest, Scores, answering, install_scoring
+from trainer_core.transfer import to_device
 
 
 def load_policy(
@@ -64,8 +65,8 @@ def score_row(
     wanted = {"output_router_logits": True} if router else {}
     with answering(owner.get_output_embeddings(), owner.config, request):
         output = model(
-            input_ids=torch.from_numpy(trie.input_ids)[None].to(device),
-            position_ids=torch.from_numpy(trie.position_ids)[None].to(device),
+            input_ids=to_device(trie.input_ids[None], device),
+            position_ids=to_device(trie.position_ids[None], device),
             logits_to_keep=positions,
             tree_layout=TreeLayout(trie, device, backend),
             use_cache=False,
@@ -126,10 +127,11 @@ def sequence_log_probs(
         places.append(np.concatenate([np.arange(at, at + length) for at, _, length in ranges] or [tokens[:0]]))
         targets[places[-1]] = tokens[1:]
     nothing = torch.zeros(0, dtype=torch.long, device=device)
-    request = ScoreRequest(torch.from_numpy(targets).to(device), nothing.reshape(0, 0), nothing, 1.0)
+    no_terms = np.zeros(trie.tokens + 1, np.int64)
+    request = ScoreRequest(to_device(targets, device), nothing.reshape(0, 0), nothing, no_terms, 1.0)
     name = choose_backend(device, compute_dtype(device, model.dtype), uses_softcap(model.config), backend)
     log_probs = score_row(model, layout, torch.arange(trie.tokens, device=device), request, name).log_probs
-    return [log_probs[torch.from_numpy(place).to(device)] for place in places]
+    return [log_probs[to_device(place, device)] for place in places]
 
 
 def _token_array(sequence: Sequence[int], index: int, model: PreTrainedModel) -> np.ndarray:

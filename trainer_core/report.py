@@ -20,6 +20,7 @@ from trainer_core.system import SystemMonitor
 
 MicroBatchRows = Sequence[PackedRow]
 Value = float | tuple[float, float]
+Moment = float | torch.cuda.Event
 
 
 def scored_positions(row: PackedRow) -> int:
@@ -37,8 +38,8 @@ class StepReport:
         self._device = device
         self._system = SystemMonitor()
         self._started = time.perf_counter()
-        self._loss = 0.0
-        self._row_values: list[tuple[str, Value]] = []
+        self._rows: list[tuple[list[tuple[str, int]], torch.Tensor]] = []
+        self._spans: list[tuple[str, Moment, Moment]] = []
 
     def restart(self) -> None:
         """The step's clock starts now."""
@@ -59,20 +60,49 @@ class StepReport:
         yield
         self.seconds[name] += self.now() - started
 
+    @contextmanager
+    def timed_on_device(self, name: str) -> Iterator[None]:
+        """Add the seconds that the device took for the block to `name`; does not wait, `take_rows` adds them up."""
+        started = self.moment()
+        yield
+        self.add_span(name, started)
+
+    def add_span(self, name: str, started: Moment) -> None:
+        """The device's seconds from a moment to now, for `name`."""
+        self._spans.append((name, started, self.moment()))
+
+    def moment(self) -> Moment:
+        """A moment of the device's own work. Where that is queued, this waits for nothing."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def add_row(self, loss: torch.Tensor, metrics: Mapping[str, MetricValue]) -> None:
-        """Keep a row's share of the loss and its metric values; one transfer from the device for all of them."""
+        """Keep a row's share of the loss and its metric values, on the device: waiting for them would stop its work."""
         parts = {name: value if isinstance(value, tuple) else (value,) for name, value in metrics.items()}
         flat = [loss, *(part for pair in parts.values() for part in pair)]
-        numbers = iter(torch.stack([part.float() for part in flat]).tolist())
-        self._loss += next(numbers)
-        for name, pair in parts.items():
-            self._row_values.append((name, next(numbers) if len(pair) == 1 else (next(numbers), next(numbers))))
+        names = [(name, len(pair)) for name, pair in parts.items()]
+        self._rows.append((names, torch.stack([part.float() for part in flat])))
 
     def take_rows(self) -> tuple[float, list[tuple[str, Value]]]:
-        """This rank's loss and values of its rows since the last call."""
-        taken = self._loss, self._row_values
-        self._row_values, self._loss = [], 0.0
-        return taken
+        """This rank's loss and values of its rows since the last call. Waits for the device, and adds up its times."""
+        rows, self._rows = self._rows, []
+        total, values = 0.0, list[tuple[str, Value]]()
+        for names, table in rows:
+            loss, *rest = table.tolist()
+            total += loss
+            numbers = iter(rest)
+            for name, length in names:
+                value, *count = [next(numbers) for _ in range(length)]
+                if count != [0.0]:
+                    values.append((name, (value, count[0]) if count else value))
+        self.now()
+        spans, self._spans = self._spans, []
+        for name, start, end in spans:
+            self.seconds[name] += _seconds(start, end)
+        return total, values
 
     def add_ranks(self, taken: Sequence[tuple[float, list[tuple[str, Value]]]]) -> None:
         """Take up what `take_rows` gave on all ranks."""
@@ -157,3 +187,10 @@ class StepReport:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+def _seconds(start: Moment, end: Moment) -> float:
+    """Between two moments that have passed."""
+    if isinstance(start, float) or isinstance(end, float):
+        return float(end) - float(start)  # type: ignore[arg-type]
+    return float(start.elapsed_time(end)) / 1000

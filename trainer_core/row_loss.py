@@ -13,6 +13,7 @@ from trainer_core.loss import LossInputs, load_balancing, over_support
 from trainer_core.model import score_row
 from trainer_core.packing.collator import PackedRow
 from trainer_core.scoring import ScoreRequest, Scores
+from trainer_core.transfer import to_device
 
 
 def loss_inputs(
@@ -39,12 +40,13 @@ def loss_inputs(
     order = np.argsort(owner, kind="stable")
 
     def move(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
+        return to_device(array, device)
 
     at, support = move(positions), move(row.support_ids[order])
     # The support is scored beside the top tokens; what pads it is any token, and is masked out again.
     ids = torch.cat([move(row.top_ids[order]), support.clamp(min=0)], dim=1)
-    request = ScoreRequest(move(targets), ids, move(owner[order]), temperature)
+    first_terms = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(positions)))])
+    request = ScoreRequest(move(targets), ids, move(owner[order]), first_terms, temperature)
     terms = _Terms(request, support, row.top_ids.shape[1])
     scores = score_row(model, row.layout, at, request, backend, router=experts_per_token > 0)
     log_probs, top_log_probs, entropy = terms.of(scores)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -26,12 +28,15 @@ class ScoreRequest:
     """What to compute at U chosen positions of a row.
 
     `targets` [U] are the tokens they predict. `top_ids` [M, K] are further tokens to score; `owner` [M] says at which of
-    the U positions. Logits are divided by `temperature`, as the sampler does. Sorted: owner is non-decreasing.
+    the U positions. Sorted: owner is non-decreasing, and the terms of position u are first_terms[u]..first_terms[u+1]-1;
+    `first_terms` [U + 1] is the host's, which need not wait for the GPU then. Logits are divided by `temperature`, as the
+    sampler does.
     """
 
     targets: torch.Tensor
     top_ids: torch.Tensor
     owner: torch.Tensor
+    first_terms: np.ndarray
     temperature: float
 
 
@@ -105,26 +110,26 @@ class _Scores(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        ctx.save_for_backward(hidden, weight)
         ctx.request, ctx.dtype, ctx.softcap = request, dtype, softcap
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(log_probs)
         top = torch.empty(request.top_ids.shape, dtype=torch.float32, device=hidden.device)
-        summarise = _fused(_normaliser_and_entropy, hidden)
+        normaliser = torch.empty_like(log_probs)
         for rows, terms, logits in _logit_chunks(hidden, weight, request, dtype, softcap):
-            normaliser, entropy[rows] = summarise(logits, request.temperature)
+            normaliser[rows], entropy[rows] = _normaliser_and_entropy(logits, request.temperature)
             scores = logits.gather(1, request.targets[rows, None])[:, 0].float() / request.temperature
-            log_probs[rows] = scores - normaliser
+            log_probs[rows] = scores - normaliser[rows]
             owner = request.owner[terms] - rows.start
             scores = logits[owner[:, None], request.top_ids[terms]].float() / request.temperature
-            top[terms] = scores - normaliser[owner, None]
+            top[terms] = scores - normaliser[rows][owner, None]
+        ctx.save_for_backward(hidden, weight, normaliser)
         ctx.mark_non_differentiable(entropy)
         return log_probs, entropy, top
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         grad_log_probs, _, grad_top = grads
-        hidden, weight = ctx.saved_tensors
+        hidden, weight, normaliser = ctx.saved_tensors
         request, dtype, softcap = ctx.request, ctx.dtype, ctx.softcap
         need_hidden, need_weight, *_ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
@@ -135,7 +140,7 @@ class _Scores(torch.autograd.Function):
             # d log p_v / d z = onehot(v) - p, so p is weighted by the sum of all gradients that arrive at a position.
             owner = request.owner[terms] - rows.start
             total = grad_log_probs[rows].index_add(0, owner, grad_top[terms].sum(dim=1))
-            grad = share(logits, total / request.temperature, request.temperature)
+            grad = share(logits, normaliser[rows], total / request.temperature, request.temperature)
             hit = grad_log_probs[rows, None] / request.temperature
             grad.scatter_add_(1, request.targets[rows, None], hit.to(dtype))
             hit = (grad_top[terms] / request.temperature).to(dtype)
@@ -145,7 +150,7 @@ class _Scores(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[rows] = (grad @ weight_cast).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += (grad.T @ hidden[rows].to(dtype)).float()
+                grad_weight.add_(grad.T @ hidden[rows].to(dtype))
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
@@ -156,28 +161,46 @@ def _logit_chunks(
     weight_cast = weight.to(dtype)
     size = max(1, LOGIT_BYTES[hidden.device.type] // (4 * weight.shape[0]))
     starts = range(0, len(hidden), size)
-    edges = torch.tensor([*starts, len(hidden)], device=hidden.device)
-    terms = torch.searchsorted(request.owner, edges).tolist()
-    for number, start in enumerate(starts):
+    for start in starts:
         rows = slice(start, min(start + size, len(hidden)))
+        terms = slice(int(request.first_terms[rows.start]), int(request.first_terms[rows.stop]))
         with torch.autocast(hidden.device.type, enabled=False):
             logits = hidden[rows].to(dtype) @ weight_cast.T
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
-        yield rows, slice(terms[number], terms[number + 1]), logits
+        yield rows, terms, logits
 
 
 def _normaliser_and_entropy(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-sum-exp l and entropy l - Σ p·z of z = logits / temperature, float32, one value a row."""
+    if logits.is_cuda:
+        return _on_gpu(logits, temperature)
     z = logits.float() / temperature
     normaliser = torch.logsumexp(z, dim=-1)
     log_p = z - normaliser[:, None]
     return normaliser, -(log_p.exp() * log_p).sum(-1)
 
 
-def _weighted_probabilities(logits: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+def _on_gpu(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    normaliser = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    entropy = torch.empty_like(normaliser)
+    _kernels().normaliser_kernel[(len(logits),)](
+        logits, normaliser, entropy, logits.shape[1], logits.stride(0), 1 / temperature, BLOCK=1024
+    )
+    return normaliser, entropy
+
+
+@cache
+def _kernels() -> Any:
+    """Imported at first use: Triton is there wherever torch drives a GPU, and only there."""
+    return importlib.import_module("trainer_core.scoring_triton")
+
+
+def _weighted_probabilities(
+    logits: torch.Tensor, normaliser: torch.Tensor, weight: torch.Tensor, temperature: float
+) -> torch.Tensor:
     """Minus `weight` times softmax(logits / temperature), in the precision of the logits."""
-    return (torch.softmax(logits.float() / temperature, dim=-1) * -weight[:, None]).to(logits.dtype)
+    return ((logits.float() / temperature - normaliser[:, None]).exp() * -weight[:, None]).to(logits.dtype)
 
 
 def _fused(function: Any, like: torch.Tensor) -> Any:

@@ -81,21 +81,25 @@ class TokenLog:
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._values: dict[int, np.ndarray] = {}
+        self._rows: list[tuple[int, list[int], torch.Tensor]] = []
 
     def add(self, first: int, terms: LossInputs, settings: LossSettings, chosen: frozenset[int]) -> None:
-        """Keep what is known of a row, whose samples are `first`, `first` + 1 and so on; one transfer from the device."""
+        """Keep what is known of a row, whose samples are `first`, `first` + 1 and so on; on its device until `take`."""
         wanted = [index for index in range(first, first + len(terms.advantages)) if index in chosen]
         if not wanted:
             return
         log_probs = terms.log_probs.detach()
         ratio = (log_probs - terms.old_log_probs).exp()
         columns = [terms.old_log_probs, ratio, terms.entropy, in_bounds(ratio, settings), terms.sample_index]
-        table = torch.stack([column.float() for column in columns]).cpu().numpy()
-        for index in wanted:
-            self._values[index] = table[:4, table[4] == index - first]
+        self._rows.append((first, wanted, torch.stack([column.float() for column in columns])))
 
     def take(self) -> dict[int, np.ndarray]:
-        """This rank's values since the last call."""
+        """This rank's values since the last call; one transfer from the device a row."""
+        rows, self._rows = self._rows, []
+        for first, wanted, table in rows:
+            found = table.cpu().numpy()
+            for index in wanted:
+                self._values[index] = found[:4, found[4] == index - first]
         values, self._values = self._values, {}
         return values
 

@@ -38,7 +38,7 @@ from trainer_core.generation import Generation, check_picklable
 from trainer_core.loss import LossSettings, StepTotals, policy_loss
 from trainer_core.model import install_scoring, load_policy
 from trainer_core.packing.collator import PackedRow
-from trainer_core.report import StepReport, scored_positions
+from trainer_core.report import Moment, StepReport, scored_positions
 from trainer_core.rollout.loop import AsyncRolloutLoop
 from trainer_core.rollout.state import RolloutState
 from trainer_core.rollout.streams import is_stream, rows_in
@@ -286,7 +286,7 @@ class AsyncGRPOTrainer(Trainer):
     # ---- inside a step ----------------------------------------------------------------------------------------------
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        with self.report.timed("perf/fwd_bwd_s"):
+        with self.report.timed_on_device("perf/fwd_bwd_s"):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
@@ -294,7 +294,7 @@ class AsyncGRPOTrainer(Trainer):
     ) -> torch.Tensor:
         """The share of this rank's row in the step's loss. `num_items_in_batch` holds the step's totals."""
         row: PackedRow = inputs["row"]
-        with self.report.timed("perf/fwd_s"):
+        with self.report.timed_on_device("perf/fwd_s"):
             terms = loss_inputs(
                 model,
                 row,
@@ -453,7 +453,7 @@ class _StepClock(TrainerCallback):
 
     def __init__(self, trainer: AsyncGRPOTrainer) -> None:
         self._trainer = trainer
-        self._started = 0.0
+        self._started: Moment = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._trainer.start_generation()
@@ -461,10 +461,10 @@ class _StepClock(TrainerCallback):
             self._trainer.evaluate()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._started = self._trainer.report.now()
+        self._started = self._trainer.report.moment()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._trainer.report.seconds["perf/optimizer_s"] += self._trainer.report.now() - self._started
+        self._trainer.report.add_span("perf/optimizer_s", self._started)
 
 
 def _load(path: str, args: AsyncGRPOConfig) -> Any:

@@ -8,6 +8,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from trainer_core.transfer import to_device
+
 QUERY_BLOCK = 128
 """Queries of one block. Measured on a CPU: larger ones waste masked pairs, smaller ones waste calls."""
 
@@ -65,6 +67,6 @@ def _block(
     return QueryBlock(
         start,
         end,
-        None if own else torch.from_numpy(keys).to(device),
-        torch.from_numpy(mask).to(device),
+        None if own else to_device(keys, device),
+        to_device(mask, device),
     )

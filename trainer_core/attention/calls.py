@@ -19,6 +19,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from trainer_core.transfer import to_device
+
 
 @dataclass(frozen=True)
 class PartialCall:
@@ -81,7 +83,7 @@ def gathered_call(segments: np.ndarray, window: int | None, device: torch.device
     joined = np.concatenate(index)
     first_copy = np.concatenate([[0], np.cumsum(np.bincount(joined, minlength=edges_q[-1]))])
     arrays = (joined, np.argsort(joined, kind="stable"), first_copy)
-    return GatheredCall(call, *(torch.from_numpy(array).to(device) for array in arrays))
+    return GatheredCall(call, *(to_device(array, device) for array in arrays))
 
 
 def extra_work(segments: np.ndarray) -> tuple[int, int]:
@@ -155,8 +157,8 @@ def _call(edges_q: list[int], edges_k: list[int], device: torch.device, causal: 
     return PartialCall(
         slice(0, edges_q[-1]),
         slice(0, edges_k[-1]),
-        torch.tensor(edges_q, dtype=torch.int32).to(device),
-        torch.tensor(edges_k, dtype=torch.int32).to(device),
+        to_device(np.array(edges_q, np.int32), device),
+        to_device(np.array(edges_k, np.int32), device),
         int(np.diff(edges_q).max()),
         int(np.diff(edges_k).max()),
         causal,

@@ -32,14 +32,30 @@ from trainer_core.scoring import ScoreRequest, install_scoring
 def test_scores_and_their_gradients_against_float64(
     positions: int, top: int, temperature: float, softcap: float | None, seed: int
 ) -> None:
+    assert_scores(positions, top, temperature, softcap, seed, VOCABULARY, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("positions", "vocabulary"), [(1, 40), (7, 3001), (64, 40_000)])
+@pytest.mark.parametrize(("temperature", "softcap"), [(1.0, None), (0.7, 3.0)])
+def test_scores_and_their_gradients_on_a_gpu(
+    positions: int, vocabulary: int, temperature: float, softcap: float | None
+) -> None:
+    """One kernel makes normaliser and entropy there. Vocabularies that fill its blocks and that do not."""
+    assert_scores(positions, 3, temperature, softcap, 0, vocabulary, "cuda")
+
+
+def assert_scores(
+    positions: int, top: int, temperature: float, softcap: float | None, seed: int, vocabulary: int, device: str
+) -> None:
     """Target, entropy and top log-probabilities of chunked scoring, and the hand-written backward pass."""
     generator = torch.Generator().manual_seed(seed)
     terms = positions + 3
     hidden = torch.randn(positions, 8, generator=generator)
-    weight = torch.randn(VOCABULARY, 8, generator=generator)
-    targets = torch.randint(VOCABULARY, (positions,), generator=generator)
+    weight = torch.randn(vocabulary, 8, generator=generator)
+    targets = torch.randint(vocabulary, (positions,), generator=generator)
     owner = torch.sort(torch.randint(positions, (terms,), generator=generator)).values
-    top_ids = torch.randint(VOCABULARY, (terms, top), generator=generator)
+    top_ids = torch.randint(vocabulary, (terms, top), generator=generator)
     grads = [torch.randn(positions, generator=generator), torch.randn(terms, top, generator=generator)]
 
     exact_hidden, exact_weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
@@ -50,8 +66,8 @@ def test_scores_and_their_gradients_against_float64(
     expected = [log_p.gather(1, targets[:, None])[:, 0], log_p[owner].gather(1, top_ids)]
     sum((value * grad).sum() for value, grad in zip(expected, grads, strict=True)).backward()  # type: ignore[union-attr]
 
-    head = torch.nn.Linear(8, VOCABULARY, bias=False)
-    head.weight = torch.nn.Parameter(weight)
+    head = torch.nn.Linear(8, vocabulary, bias=False, device=device)
+    head.weight = torch.nn.Parameter(weight.to(device))
 
     class Model(torch.nn.Module):
         config = Qwen3Config(**SIZES)
@@ -61,17 +77,20 @@ def test_scores_and_their_gradients_against_float64(
 
     Model.config.final_logit_softcapping = softcap
     install_scoring(Model())  # type: ignore[arg-type]
-    leaf = hidden.clone().requires_grad_()
+    leaf = hidden.to(device, copy=True).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(scoring.LOGIT_BYTES, "cpu", 4 * VOCABULARY * 2)  # two positions a chunk
-        head.pending = ScoreRequest(targets, top_ids, owner, temperature)  # type: ignore[assignment]
+        patch.setitem(scoring.LOGIT_BYTES, device, 4 * vocabulary * 2)  # two positions a chunk
+        first_terms = np.searchsorted(owner.numpy(), np.arange(positions + 1))
+        head.pending = ScoreRequest(  # type: ignore[assignment]
+            *(tensor.to(device) for tensor in (targets, top_ids, owner)), first_terms, temperature
+        )
         log_probs, entropy, top_log_probs = head(leaf[None])
-        ((log_probs * grads[0]).sum() + (top_log_probs * grads[1]).sum()).backward()
-    torch.testing.assert_close(log_probs.double(), expected[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(top_log_probs.double(), expected[1], atol=1e-5, rtol=0)
-    torch.testing.assert_close(entropy.double(), -(log_p.exp() * log_p).sum(-1), atol=1e-5, rtol=0)
-    torch.testing.assert_close(leaf.grad.double(), exact_hidden.grad, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(head.weight.grad.double(), exact_weight.grad, atol=1e-4, rtol=1e-5)
+        ((log_probs.cpu() * grads[0]).sum() + (top_log_probs.cpu() * grads[1]).sum()).backward()
+    torch.testing.assert_close(log_probs.cpu().double(), expected[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(top_log_probs.cpu().double(), expected[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy.cpu().double(), -(log_p.exp() * log_p).sum(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(leaf.grad.cpu().double(), exact_hidden.grad, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(head.weight.grad.cpu().double(), exact_weight.grad, atol=1e-4, rtol=1e-5)
 
 
 def test_the_public_entry_takes_odd_batches_and_leaves_the_model_as_it_was() -> None:

@@ -15,6 +15,7 @@ from trainer_core.spec import AttentionBackend, RunSpec
 NOT_IN_A_SPEC = {
     "model_init_kwargs": "arguments of from_pretrained are for code: quantised or patched models, not settings",
     "ignore_data_skip": "always on",
+    "logging_nan_inf_filter": "a loss that is no number is shown as such",
     "logging_steps": "every step is reported, the pages thin it out",
     "log_completions": "the pages show all rollouts",
     "num_completions_to_print": "the pages show all rollouts",
