@@ -40,8 +40,9 @@ def test_what_every_server_gets():
 
 
 def test_the_backend_follows_the_device():
-    for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
-        assert json.loads(flags(command(device))["--weight-transfer-config"]) == {"backend": backend}
+    for device, gpus, backend in (("cpu", 1, "gloo"), ("cuda", 1, "nccl-staged"), ("cuda", 2, "nccl")):
+        found = flags(command(device, resources={"rollout_gpus": gpus}))
+        assert json.loads(found["--weight-transfer-config"]) == {"backend": backend}
 
 
 def test_on_a_shared_gpu_the_server_takes_its_part_and_weights_do_not_go_over_nccl():
@@ -50,7 +51,7 @@ def test_on_a_shared_gpu_the_server_takes_its_part_and_weights_do_not_go_over_nc
     assert json.loads(found["--weight-transfer-config"]) == {"backend": "gloo"}
     found = flags(command("cuda", place={"gpu_share": 1 / 6, "apart": True}))
     assert found["--gpu-memory-utilization"] == "0.15"
-    assert json.loads(found["--weight-transfer-config"]) == {"backend": "nccl"}
+    assert json.loads(found["--weight-transfer-config"]) == {"backend": "nccl-staged"}
 
 
 def test_lora_is_pushed_as_the_run_says():

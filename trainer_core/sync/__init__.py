@@ -19,10 +19,10 @@ from torch import nn
 from trainer_core.sync.adapter import AdapterSync, check_limits, largest_rank, obstacles
 from trainer_core.sync.base import PushReport, WeightSync
 from trainer_core.sync.gathering import WEIGHTS, Kind, Summon
-from trainer_core.sync.gloo import GlooSync
 from trainer_core.sync.merged import check_mergeable
 from trainer_core.sync.nccl import NcclSync
 from trainer_core.sync.server_api import ServerApi, ServerInfo, ServerRefused, ServerUnreachable, WeightSyncError
+from trainer_core.sync.staged import GlooSync, StagedNcclSync
 
 if TYPE_CHECKING:
     from trainer_core.config import AsyncGRPOConfig
@@ -37,6 +37,13 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+STREAMED: dict[str | None, type[GlooSync | StagedNcclSync | NcclSync]] = {
+    "gloo": GlooSync,
+    "nccl-staged": StagedNcclSync,
+    "nccl": NcclSync,
+}
+"""How whole weights go, by the transfer backend that the servers were started with."""
 
 
 def choose_sync(
@@ -70,10 +77,8 @@ def choose_sync(
     kind: Kind = "merged" if isinstance(model, PeftModel) else "full"
     summon_kind = None if summon is None else partial(summon, kind)
     backend = infos[0].transfer_backend
-    if backend == "gloo":
-        return GlooSync(servers, WEIGHTS[kind], push_timeout_s=timeout_s, summon=summon_kind)
-    if backend == "nccl":
-        return NcclSync(servers, WEIGHTS[kind], push_timeout_s=timeout_s, summon=summon_kind)
+    if backend in STREAMED:
+        return STREAMED[backend](servers, WEIGHTS[kind], push_timeout_s=timeout_s, summon=summon_kind)
     raise WeightSyncError(
         f"the server at {servers[0].url} was started with weight transfer backend {backend or 'none'}: restart it with "
         """--weight-transfer-config '{"backend": "nccl"}' (GPU) or '{"backend": "gloo"}'"""

@@ -39,3 +39,9 @@ class GlooGroup:
         options.rootRank = 0
         options.rootTensor = 0
         self._group.broadcast([tensor], options).wait()
+
+    def wait(self) -> None:
+        """Nothing: a broadcast returns when it is done."""
+
+    def abort(self) -> None:
+        """Nothing: each broadcast has a deadline."""

@@ -42,6 +42,9 @@ class NcclSync(StreamedSync):
 
         return port, join
 
+    def _end(self, group: Any) -> None:
+        group.destroy()
+
     def _wire_settings(self) -> dict[str, Any]:
         return {"packed": True} if _packed_at_handshake() else {}
 

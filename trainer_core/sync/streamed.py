@@ -48,7 +48,7 @@ class StreamedSync(ABC):
 
     def open(self) -> None:
         """Make the group. Servers and trainer meet at the same time, each waiting for the other."""
-        self._group = None
+        self._leave()
         infos = [server.info() for server in self._servers]
         self._base_model = infos[0].base_model
         self._dtype = getattr(torch, infos[0].dtype)
@@ -84,7 +84,7 @@ class StreamedSync(ABC):
         try:
             return self._send(self._weights_of(model), version)
         except (WeightSyncError, RuntimeError) as error:
-            self._group = None
+            self._leave()
             failure = explain(error, self._servers)
             for server in self._servers:
                 with suppress(WeightSyncError):  # the failure that led here is the one to tell
@@ -96,9 +96,18 @@ class StreamedSync(ABC):
         return self._base_model
 
     def close(self) -> None:
-        self._group = None
+        self._leave()
         for server in self._all_servers:
             server.close()
+
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            self._end(group)
+
+    def _end(self, group: Any) -> None:
+        """Leave a group for good, whatever is still under way in it."""
+        group.abort()
 
     @property
     def _handshake_deadline_s(self) -> float:

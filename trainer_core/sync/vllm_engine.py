@@ -1,8 +1,8 @@
-"""The server's half of the gloo weight push: an engine for vLLM's weight-transfer interface that needs no GPU.
+"""The servers' half of a staged weight push: engines for vLLM's weight-transfer interface.
 
 Staged: weights are received beside the model, by a thread, while the server goes on generating with the old ones. Names
 and shapes are compared with the served checkpoint before anything is received, and `finish_weight_update`, which vLLM
-runs between two engine steps, loads all of them at once. A push that fails at any earlier point leaves the model as it
+runs between two engine steps, puts all of them in place at once. A push that fails at any earlier point leaves the model as it
 was. (Engines that load while they receive leave the parameters on the meta device in between, and a request in that time
 ends the server.)
 """
@@ -10,8 +10,11 @@ ends the server.)
 from __future__ import annotations
 
 import datetime
+import math
+from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,13 +27,21 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from trainer_core.sync.gloo_group import GlooGroup
+from trainer_core.sync.nccl_group import NcclGroup
+from trainer_core.sync.vllm_copies import Copies, NotLearnable, learn
+
+logger = init_logger(__name__)
+
+SPARE_BYTES = 1 << 30
+"""Memory of a GPU that is left alone, for what neither vLLM nor this engine counts."""
 
 
 @dataclass(kw_only=True)
-class GlooInitInfo(WeightTransferInitInfo):
+class StagedInitInfo(WeightTransferInitInfo):
     """Where the trainer, rank 0, waits. Ranks of this server begin at `rank_offset`; `timeout_s` bounds every wait."""
 
     master_address: str
@@ -41,7 +52,7 @@ class GlooInitInfo(WeightTransferInitInfo):
 
 
 @dataclass
-class GlooUpdateInfo(WeightTransferUpdateInfo):
+class StagedUpdateInfo(WeightTransferUpdateInfo):
     """What the trainer sends next, in this order: checkpoint names, torch dtype names, shapes."""
 
     names: list[str]
@@ -49,40 +60,48 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
     shapes: list[list[int]]
 
 
-class StagedGlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """Receives checkpoint-format weights over a gloo group of its own."""
+class StagedEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):
+    """Receives checkpoint-format weights over a group of its own."""
 
-    init_info_cls = GlooInitInfo
-    update_info_cls = GlooUpdateInfo
+    init_info_cls = StagedInitInfo
+    update_info_cls = StagedUpdateInfo
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._group: GlooGroup | None = None
+        self._group: GlooGroup | NcclGroup | None = None
         self._timeout_s = 0.0
-        self._staged: list[tuple[str, torch.Tensor]] = []
+        self._staged: dict[str, torch.Tensor] = {}
+        self._copies: Copies | None = None
+        self._learnable = True
         self._receiver: ThreadPoolExecutor | None = None
         self._received: list[Future[None]] = []
+        self._announced: list[str] = []
         self._checkpoint_shapes: dict[str, list[int]] | None = None
 
-    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+    @abstractmethod
+    def _join(self, info: StagedInitInfo, rank: int) -> GlooGroup | NcclGroup:
+        """Meet the trainer."""
+
+    @abstractmethod
+    def _empty(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        """Where a weight is received."""
+
+    def _beside_the_model(self) -> AbstractContextManager[Any]:
+        """What the receiving thread works in, so that it does not get in the way of generation."""
+        return nullcontext()
+
+    def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         """Join the trainer's group, in place of any earlier one."""
         self.shutdown()
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank + init_info.rank_offset
         self._timeout_s = init_info.timeout_s
-        self._group = GlooGroup.join(
-            init_info.master_address,
-            init_info.master_port,
-            rank=rank,
-            world_size=init_info.world_size,
-            timeout=datetime.timedelta(seconds=init_info.timeout_s),
-        )
+        self._group = self._join(init_info, rank)
         self._receiver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-receiver")
 
     def start_weight_update(self) -> None:
-        """Forget what an abandoned update may have left. The model is not touched."""
-        self._staged = []
-        self._received = []
+        """Forget what an abandoned update may have announced. The model is not touched."""
+        self._received, self._announced = [], []
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Check what is announced, then receive it in the background.
@@ -91,24 +110,28 @@ class StagedGlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         """
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """See `update_weights`, whose base class would also synchronise an accelerator that is not there."""
+    def receive_weights(self, update_info: StagedUpdateInfo) -> None:
+        """See `update_weights`, whose base class would also wait for the device and so for the weights."""
         if self._group is None or self._receiver is None:
             raise RuntimeError("no trainer is connected: call init_weight_transfer_engine first")
         self._check(update_info)
+        self._announced += update_info.names
         self._received.append(self._receiver.submit(self._receive, self._group, update_info))
 
     def finish_weight_update(self) -> None:
-        """Wait for what was announced and load it into the model, all or nothing."""
+        """Wait for what was announced and put it into the model, all or nothing."""
         for received in self._received:
             try:
                 received.result(timeout=self._timeout_s)
             except FutureTimeout as error:
                 raise TimeoutError(f"the weights did not arrive within {self._timeout_s:.0f} s") from error
-        staged, self._staged, self._received = self._staged, [], []
-        initialize_layerwise_reload(self.model)
-        cast(Any, self.model).load_weights(iter(staged))
-        finalize_layerwise_reload(self.model, self.model_config)
+        self._received = []
+        if self._staged.keys() != set(self._announced):
+            self._copies, self._staged = None, {name: self._staged[name] for name in self._announced}
+        if self._copies is None:
+            self._load()
+        else:
+            self._copies.apply()
         if self.device.type != "cpu":
             torch.accelerator.synchronize()  # the next engine step must see them
 
@@ -116,23 +139,58 @@ class StagedGlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         """Leave the group. A receive that is under way ends with an error of its own."""
         if self._receiver is not None:
             self._receiver.shutdown(wait=False, cancel_futures=True)
+        if self._group is not None:
+            self._group.abort()
         self._receiver = None
         self._group = None
-        self._staged = []
         self._received = []
+        self._forget()
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Nothing: vLLM before 0.28 wants this method, but Offbeat's trainer sends through GlooSync."""
-        raise NotImplementedError("weights are sent by trainer_core.sync.gloo")
+        """Nothing: vLLM before 0.28 wants this method, but Offbeat's trainer sends through StagedSync."""
+        raise NotImplementedError("weights are sent by trainer_core.sync.staged")
 
-    def _receive(self, group: GlooGroup, update: GlooUpdateInfo) -> None:
-        for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
-            weight = torch.empty(shape, dtype=getattr(torch, dtype))
-            group.broadcast(weight)
-            self._staged.append((name, weight))
+    def _load(self) -> None:
+        """Load by vLLM's own way, and find out whether copies will do from now on."""
+        initialize_layerwise_reload(self.model)
+        cast(Any, self.model).load_weights(iter(self._staged.items()))
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self._learnable:
+            try:
+                if self.model_config.quantization is not None or self.model_config.use_mla:
+                    raise NotLearnable("it serves something that is computed from weights")
+                self._copies = learn(self.model, self._staged)
+                logger.info("Later weights are put in place by %d copies.", len(self._copies.targets))
+            except NotLearnable as reason:
+                self._learnable = False
+                logger.info("Weights go through the loaders of the model at each push: %s.", reason)
+        if self._copies is None:
+            self._forget()
 
-    def _check(self, update: GlooUpdateInfo) -> None:
+    def _forget(self) -> None:
+        """Give back the memory that weights are received in."""
+        self._staged = {}
+        self._copies = None
+
+    def _receive(self, group: GlooGroup | NcclGroup, update: StagedUpdateInfo) -> None:
+        with self._beside_the_model():
+            for name, dtype_name, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
+                self._receive_into(self._place_of(name, shape, getattr(torch, dtype_name)), group)
+            group.wait()
+
+    def _receive_into(self, place: torch.Tensor, group: GlooGroup | NcclGroup) -> None:
+        group.broadcast(place)
+
+    def _place_of(self, name: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        """Where this weight was received before, or a new place, for which copies are not known."""
+        place = self._staged.get(name)
+        if place is None or list(place.shape) != list(shape) or place.dtype != dtype:
+            self._copies = None
+            place = self._staged[name] = self._empty(shape, dtype)
+        return place
+
+    def _check(self, update: StagedUpdateInfo) -> None:
         if not len(update.names) == len(update.dtype_names) == len(update.shapes):
             raise ValueError("names, dtype_names and shapes differ in length")
         if self._checkpoint_shapes is None:
@@ -143,6 +201,53 @@ class StagedGlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         for name, shape in zip(update.names, update.shapes, strict=True):
             if list(shape) != known[name]:
                 raise ValueError(f"{name} was pushed with shape {list(shape)}, the served model has {known[name]}")
+
+
+class StagedGlooEngine(StagedEngine):
+    """Through the host's memory."""
+
+    def _join(self, info: StagedInitInfo, rank: int) -> GlooGroup:
+        timeout = datetime.timedelta(seconds=info.timeout_s)
+        return GlooGroup.join(
+            info.master_address, info.master_port, rank=rank, world_size=info.world_size, timeout=timeout
+        )
+
+    def _empty(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+
+
+class StagedNcclEngine(StagedEngine):
+    """From GPU to GPU.
+
+    Weights wait in what of the GPU's memory is not the server's by its own settings; those that do not fit there wait in the
+    host's, from where putting them in place takes longer.
+    """
+
+    def _join(self, info: StagedInitInfo, rank: int) -> NcclGroup:
+        self._stream = torch.cuda.Stream(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        beyond = total * (1 - self.vllm_config.cache_config.gpu_memory_utilization)
+        self._room = min(free - SPARE_BYTES, int(beyond) - SPARE_BYTES)
+        return NcclGroup(
+            info.master_address, info.master_port, rank=rank, world_size=info.world_size, timeout_s=info.timeout_s
+        )
+
+    def _empty(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        if size > self._room:
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        self._room -= size
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def _receive_into(self, place: torch.Tensor, group: GlooGroup | NcclGroup) -> None:
+        on_gpu = place if place.is_cuda else torch.empty_like(place, device=self.device)
+        group.broadcast(on_gpu)
+        if on_gpu is not place:
+            place.copy_(on_gpu, non_blocking=True)
+
+    def _beside_the_model(self) -> AbstractContextManager[Any]:
+        torch.cuda.set_device(self.device)  # a new thread begins on device 0
+        return torch.cuda.stream(self._stream)
 
 
 def checkpoint_shapes(model: str, revision: str | None) -> dict[str, list[int]]:

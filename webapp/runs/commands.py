@@ -48,9 +48,15 @@ def uses_adapter_sync(spec: RunSpec, device: Device) -> bool:
     return spec.lora.enabled and (spec.lora.push == "adapter" or (spec.lora.push == "auto" and adapters_pay))
 
 
-def transfer_backend(device: Device, apart: bool) -> str:
-    """How full weights travel. NCCL refuses two processes on one GPU, so then they go through the host's memory."""
-    return "nccl" if device == "cuda" and apart else "gloo"
+def transfer_backend(spec: RunSpec, device: Device, apart: bool) -> str:
+    """How full weights travel. NCCL refuses two processes on one GPU, so then they go through the host's memory.
+
+    A server over several GPUs runs collectives of its own, beside which nobody has tried to receive weights: those go by
+    vLLM's own engine, for which generation stands still.
+    """
+    if device == "cpu" or not apart:
+        return "gloo"
+    return "nccl-staged" if spec.resources.rollout_gpus == 1 else "nccl"
 
 
 def serve_command(
@@ -71,7 +77,7 @@ def serve_command(
     # The model's own generation_config.json would otherwise change sampling behind the trainer's back.
     argv += ["--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log"]
-    argv += ["--weight-transfer-config", json.dumps({"backend": transfer_backend(device, apart)})]
+    argv += ["--weight-transfer-config", json.dumps({"backend": transfer_backend(spec, device, apart)})]
     if spec.model.trust_remote_code:
         argv += ["--trust-remote-code"]
     if server.api_servers > 1:

@@ -20,8 +20,8 @@ from tests.vllm_server import running_server, tiny_spec
 from trainer_core import AsyncRolloutLoop, Rollout
 from trainer_core.sync import ServerUnreachable, WeightSyncError, choose_sync
 from trainer_core.sync.adapter import AdapterSync, check_limits, obstacles
-from trainer_core.sync.gloo import GlooSync
 from trainer_core.sync.server_api import LoraLimits, ServerInfo
+from trainer_core.sync.staged import GlooSync
 from webapp.runs import commands
 
 

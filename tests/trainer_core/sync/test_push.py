@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from trainer_core.sync import ServerRefused, WeightSyncError, choose_sync
 from trainer_core.sync.base import PHASES
-from trainer_core.sync.gloo import GlooSync
 from trainer_core.sync.server_api import ServerApi
+from trainer_core.sync.staged import GlooSync
 from trainer_core.sync.weights import ServedWeight, full_weights
 
 pytestmark = pytest.mark.server

@@ -9,8 +9,8 @@ import torch
 from tests.trainer_core.sync.test_push import config_for, disturb, greedy, greedy_reference, load
 from tests.vllm_server import free_port
 from trainer_core.sync import ServerUnreachable, choose_sync
-from trainer_core.sync.gloo import GlooSync
 from trainer_core.sync.server_api import ServerApi
+from trainer_core.sync.staged import GlooSync
 from trainer_core.sync.weights import ServedWeight, full_weights
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

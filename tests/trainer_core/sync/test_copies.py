@@ -1,0 +1,127 @@
+"""What a server learns of its model's loaders: the copies that they make, or that copies will not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import nn
+
+from trainer_core.sync.vllm_copies import NotLearnable, learn
+
+
+class Fused(nn.Module):
+    """Loads as vLLM's models do: query, key and value into one matrix, the embedding into one with padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.zeros(12, 4), requires_grad=False)
+        self.embed = nn.Parameter(torch.zeros(8, 4), requires_grad=False)
+        self.norm = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, weight in weights:
+            if name in ("q", "k", "v"):
+                self.qkv.data.narrow(0, 4 * "qkv".index(name), 4).copy_(weight)
+            elif name == "embed":
+                self.embed.data[: len(weight)].copy_(weight)
+                self.embed.data[len(weight) :].fill_(0)
+            elif name == "norm":
+                self.load_norm(weight)
+
+    def load_norm(self, weight: torch.Tensor) -> None:
+        self.norm.data.copy_(weight.reshape(-1))
+
+
+SHAPES = {"q": (4, 4), "k": (4, 4), "v": (4, 4), "embed": (6, 4), "norm": (2, 2)}
+
+
+def received() -> dict[str, torch.Tensor]:
+    return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_later_weights_are_put_in_place_as_the_loaders_would() -> None:
+    model, loaded, weights = Fused(), Fused(), received()
+    model.load_weights(weights.items())
+    before = state(model)
+    copies = learn(model, weights)
+    assert all(torch.equal(value, before[name]) for name, value in state(model).items())  # nothing was changed
+    for name, value in received().items():
+        weights[name].copy_(value)  # the next push arrives in the same memory
+    copies.apply()
+    loaded.load_weights(weights.items())
+    assert all(torch.equal(value, state(loaded)[name]) for name, value in state(model).items())
+    assert not torch.equal(model.qkv, before["qkv"])
+
+
+class Computed(Fused):
+    def load_norm(self, weight: torch.Tensor) -> None:
+        self.norm.data.copy_(-weight.exp().reshape(-1))
+
+
+class Added(Fused):
+    def load_norm(self, weight: torch.Tensor) -> None:
+        self.norm.data.zero_()
+        self.norm.data.add_(weight.reshape(-1))
+
+
+class Lost(Fused):
+    def load_norm(self, weight: torch.Tensor) -> None:
+        pass
+
+
+class Scalar(Fused):
+    def load_norm(self, weight: torch.Tensor) -> None:
+        self.norm.data.fill_(weight[0, 0].item())
+
+
+class Half(Fused):
+    def load_norm(self, weight: torch.Tensor) -> None:
+        self.norm.data[:2].copy_(weight[0])
+
+
+class Gone(Fused):
+    def load_norm(self, weight: torch.Tensor) -> None:
+        raise AttributeError("the loader was taken away after loading")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Computed, "norm is not a plain copy"),
+        (Added, "norm is changed by aten.add_"),
+        (Lost, "norm goes nowhere"),
+        (Scalar, "norm goes nowhere"),
+        (Half, "norm is filled only in part"),
+        (Gone, "its loaders end with AttributeError"),
+    ],
+)
+def test_where_copies_will_not_do_that_is_said_and_nothing_is_changed(kind: type[Fused], why: str) -> None:
+    model, weights = kind(), received()
+    Fused.load_weights(model, [item for item in weights.items() if item[0] != "norm"])
+    before = state(model)
+    with pytest.raises(NotLearnable, match=why):
+        learn(model, weights)
+    assert all(torch.equal(value, before[name]) for name, value in state(model).items())
+
+
+def test_a_model_that_serves_another_form_of_its_weights_is_noticed() -> None:
+    model, weights = Fused(), received()
+    model.load_weights(weights.items())
+    model.qkv.data.copy_(model.qkv.data.flip(0))  # as a kernel's own layout would be
+    with pytest.raises(NotLearnable, match="qkv is served in another form than it is loaded in"):
+        learn(model, weights)
+
+
+def test_parameters_that_share_memory_are_left_to_the_loaders() -> None:
+    model = Fused()
+    whole = torch.zeros(8)
+    model.norm = nn.Parameter(whole[:4], requires_grad=False)
+    model.other = nn.Parameter(whole[4:], requires_grad=False)
+    with pytest.raises(NotLearnable, match="other shares its memory"):
+        learn(model, received())

@@ -1,0 +1,98 @@
+"""Pushes that the servers receive beside their model: the pause covers only putting the new weights in place.
+
+The servers' half is sync/vllm_engine.py. Two ways to send: gloo (no GPU, one GPU for server and trainer, or a network without
+NCCL) and NCCL.
+"""
+
+from __future__ import annotations
+
+import datetime
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from trainer_core.sync.base import PushReport, Stopwatch
+from trainer_core.sync.gloo_group import GlooGroup
+from trainer_core.sync.nccl_group import NcclGroup
+from trainer_core.sync.server_api import ServerApi
+from trainer_core.sync.streamed import StreamedSync, address_towards
+from trainer_core.sync.weights import ServedWeight, manifest
+
+
+class StagedSync(StreamedSync):
+    """Stream, while the servers generate with the old weights; pause; apply; resume."""
+
+    def _wire_settings(self) -> dict[str, Any]:
+        return {"timeout_s": self._push_timeout_s}
+
+    @abstractmethod
+    def _sending_device(self) -> torch.device:
+        """Where tensors must be to be sent."""
+
+    def _send(self, weights: list[ServedWeight], version: int) -> PushReport:
+        watch = Stopwatch()
+        group, device = self._group, self._sending_device()
+        announced = manifest(weights, self._dtype)
+
+        def announce(server: ServerApi) -> None:
+            server.start_update()
+            server.update_weights(announced)
+
+        def stream(tensors: Iterator[torch.Tensor]) -> None:
+            if device.type == "cuda":  # a new thread would begin on device 0
+                torch.cuda.set_device(device)
+            for tensor in tensors:
+                group.broadcast(tensor)
+            group.wait()
+
+        def apply(server: ServerApi) -> None:
+            server.finish_update(version)
+            server.reset_prefix_cache()
+
+        self._on_all("announcing the weights", announce)
+        watch.lap("announce")
+        self._stream(weights, device, stream)
+        transfer_s = watch.lap()
+        try:
+            self._on_all("pausing the servers", ServerApi.pause)
+            watch.lap("stop")
+            self._on_all("applying the weights", apply)
+            watch.lap("apply")
+        finally:
+            self._on_all("resuming the servers", ServerApi.resume)
+        watch.lap("resume")
+        pause_s = sum(watch.laps[name] for name in ("stop", "apply", "resume"))
+        return PushReport(watch.total(), pause_s, transfer_s, watch.laps)
+
+
+class GlooSync(StagedSync):
+    """Through the host's memory."""
+
+    def _sending_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def _meeting_point(self, world_size: int) -> tuple[int, Callable[[], GlooGroup]]:
+        timeout = datetime.timedelta(seconds=self._push_timeout_s)
+        store = GlooGroup.host(world_size, datetime.timedelta(seconds=self._handshake_deadline_s))
+        return store.port, lambda: GlooGroup(store, 0, world_size, timeout)
+
+
+class StagedNcclSync(StagedSync):
+    """From GPU to GPU. The trainer's vLLM must be of the servers' version."""
+
+    def _sending_device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def _meeting_point(self, world_size: int) -> tuple[int, Callable[[], NcclGroup]]:
+        from vllm.utils.network_utils import get_open_port
+
+        port, device = get_open_port(), self._sending_device()
+        host, timeout_s = address_towards(self._servers[0].url), self._handshake_deadline_s
+
+        def join() -> NcclGroup:
+            torch.cuda.set_device(device)
+            return NcclGroup(host, port, rank=0, world_size=world_size, timeout_s=timeout_s)
+
+        return port, join
