@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,11 +108,16 @@ def running_server(
     port: int | None = None,
     device: Device = "cpu",
     extra: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """A server of this run, killed with everything it started when the block ends. `extra` are more of its arguments."""
+    """A server of this run, killed with everything it started when the block ends.
+
+    `extra` are more of its arguments, which win over the run's; `env` more of its environment.
+    """
     port = port or free_port()
     command = serve_command(spec, model_path=str(model_path), port=port, device=device)
     command.argv.extend(extra)
+    command.env.update(env or {})
     server = RunningServer(f"http://127.0.0.1:{port}", port, model_path, log, command, launch(command, log))
     try:
         wait_until_ready(server)

@@ -1,9 +1,12 @@
 """Times weight pushes of a Qwen3-0.6B shape over NCCL: trainer.sync's own classes, a real server, 1.19 GB of bf16.
 
-The server is started at once; the pushes wait until the file GO is there. After the last push of each
-kind the server's greedy answer is compared with the trainer's.
+The server is started at once; the pushes wait until the file GO is there. After the last push of each kind the server's greedy
+tokens and their log-probabilities are compared with the trainer's, for prompts of one random token each.
 
-usage: python -m bench.support.gpu_push --out FILE --go FILE --gpus SERVER_UUID TRAINER_UUID --end UNIX_TIME
+With one GPU both are on it, and NCCL is made to take them for two hosts: bytes then go through sockets, so that only what is
+not transfer means anything.
+
+usage: python -m bench.support.gpu_push --out FILE --gpus SERVER_UUID [TRAINER_UUID] [--backend nccl] [--go FILE] [--end TIME]
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -37,10 +41,15 @@ def main() -> int:
     server_gpu, trainer_gpu = (arguments.gpus * 2)[:2]
     folder = arguments.out.parent / "push-model"
     os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": trainer_gpu}
+    hosts = {} if server_gpu != trainer_gpu else {"NCCL_HOSTID": "server", "NCCL_SOCKET_IFNAME": "lo"}
+    os.environ |= hosts and {**hosts, "NCCL_HOSTID": "trainer"}
     model = _write_model(folder)
-    port = 20_990
-    process = _start_server(folder, port, server_gpu, arguments.out.parent / "push-server.log")
-    found: dict[str, Any] = {}
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    log = arguments.out.with_suffix(".log")
+    process = _start_server(folder, port, server_gpu, log, arguments.backend, hosts)
+    found: dict[str, Any] = {"backend": arguments.backend, "gpus": len(set(arguments.gpus))}
     try:
         url = f"http://127.0.0.1:{port}"
         begin = time.time()
@@ -49,9 +58,9 @@ def main() -> int:
                 raise RuntimeError(f"the server was not ready (exit code {process.poll()})")
             time.sleep(0.5)
         found["server"] = {"waited_s": round(time.time() - begin, 1)}
-        while not arguments.go.exists() and time.time() < arguments.end:
+        while arguments.go and not arguments.go.exists() and time.time() < arguments.end:
             time.sleep(0.25)
-        measure(url, model, found, lambda: arguments.out.write_text(json.dumps(found)))
+        measure(url, model, arguments.backend, found, lambda: arguments.out.write_text(json.dumps(found)))
     except Exception as error:
         found["error"] = {"type": type(error).__name__, "text": str(error)[:500]}
         raise
@@ -61,15 +70,15 @@ def main() -> int:
     return 0
 
 
-def measure(url: str, model: Any, found: dict[str, Any], save: Any) -> None:
+def measure(url: str, model: Any, backend: str, found: dict[str, Any], save: Any) -> None:
     """Push `model` PUSHES times in each of several ways; milliseconds by phase go into `found`."""
     import torch
 
-    from trainer_core.sync.nccl import NcclSync
+    from trainer_core.sync import STREAMED
     from trainer_core.sync.weights import full_weights
 
     server = _timed_server(url)
-    sync = NcclSync([server], full_weights, push_timeout_s=60)
+    sync = STREAMED[backend]([server], full_weights, push_timeout_s=60)
     began = time.perf_counter()
     sync.open()
     found["handshake"] = {"ms": round(1000 * (time.perf_counter() - began), 1)}
@@ -93,7 +102,7 @@ def measure(url: str, model: Any, found: dict[str, Any], save: Any) -> None:
         found[name] = {key: round(1000 * sorted(row[key] for row in rows)[len(rows) // 2], 1) for key in rows[0]}
         found[name]["gather_and_cast"] = round(1000 * _gather_s(model), 1)
         found[name]["gigabytes"] = round(sum(p.numel() for p in model.parameters()) * 2 / 1e9, 3)
-        found[name]["same_greedy_answer"] = _answer(url) == _own_answer(model.to(torch.bfloat16))
+        found[name]["agreement"] = _agreement(url, model.to(torch.bfloat16))
         save()
     sync.close()
 
@@ -140,26 +149,27 @@ def _gather_s(model: Any) -> float:
     return time.perf_counter() - began
 
 
-def _answer(url: str) -> list[int]:
-    body = {
-        "model": "policy",
-        "prompt": PROMPT,
-        "max_tokens": 4,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["token_ids"]
-
-
-def _own_answer(model: Any) -> list[int]:
+def _agreement(url: str, model: Any) -> dict[str, float]:
+    """Share of prompts with the same most likely next token, and by how much its log-probability differs."""
     import torch
 
-    ids = list(PROMPT)
+    prompts = [[token] for token in range(100, 100 + 64)]
+    body = {
+        "model": "policy", "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1, "ignore_eos": True,
+        "return_token_ids": True,
+    }  # fmt: skip
+    choices = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+    theirs = [choice["token_ids"][0] for choice in sorted(choices, key=lambda choice: choice["index"])]
+    told = [choice["logprobs"]["token_logprobs"][0] for choice in sorted(choices, key=lambda choice: choice["index"])]
     with torch.no_grad():
-        for _ in range(4):
-            ids.append(int(model(torch.tensor([ids], device="cuda")).logits[0, -1].argmax()))
-    return ids[len(PROMPT) :]
+        own = model(torch.tensor(prompts, device="cuda")).logits[:, -1].float().log_softmax(-1)
+    gaps = (own.gather(1, torch.tensor(theirs, device="cuda")[:, None])[:, 0].cpu() - torch.tensor(told)).abs()
+    same = (own.argmax(-1).cpu() == torch.tensor(theirs)).float().mean()
+    lead = own.topk(2, dim=-1).values
+    return {
+        "same": round(float(same), 3), "gap_max": round(float(gaps.max()), 4), "gap_mean": round(float(gaps.mean()), 4),
+        "lead_median": round(float((lead[:, 0] - lead[:, 1]).median()), 4),
+    }  # fmt: skip
 
 
 @contextmanager
@@ -211,7 +221,9 @@ def _write_model(folder: Path) -> Any:
     return model
 
 
-def _start_server(folder: Path, port: int, gpu: str, log: Path) -> subprocess.Popen[bytes]:
+def _start_server(
+    folder: Path, port: int, gpu: str, log: Path, backend: str, hosts: dict[str, str]
+) -> subprocess.Popen[bytes]:
     from trainer_core.spec import RunSpec
     from webapp.runs.commands import serve_command
     from workers.launching import environment
@@ -222,7 +234,8 @@ def _start_server(folder: Path, port: int, gpu: str, log: Path) -> subprocess.Po
         "server": {"max_model_len": 1024, "enforce_eager": True, "kv_cache_gib": 4.0},
     })  # fmt: skip
     command = serve_command(spec, model_path=str(folder), port=port, device="cuda", gpu_share=0.1)
-    return start(command.argv, env=environment("push", [gpu], "cuda", command.env), log=log)
+    command.argv[command.argv.index("--weight-transfer-config") + 1] = json.dumps({"backend": backend})
+    return start(command.argv, env=environment("push", [gpu], "cuda", command.env | hosts), log=log)
 
 
 def _healthy(url: str) -> bool:
@@ -241,9 +254,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--go", type=Path, required=True)
+    parser.add_argument("--go", type=Path)
     parser.add_argument("--gpus", nargs="+", required=True)
-    parser.add_argument("--end", type=float, required=True)
+    parser.add_argument("--backend", default="nccl-staged", choices=["nccl", "nccl-staged", "gloo"])
+    parser.add_argument("--end", type=float, default=time.time() + 600)
     return parser.parse_args()
 
 

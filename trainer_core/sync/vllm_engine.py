@@ -34,7 +34,7 @@ from trainer_core.sync.gloo_group import GlooGroup
 from trainer_core.sync.nccl_group import NcclGroup
 from trainer_core.sync.vllm_copies import Copies, NotLearnable, learn
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.offbeat")  # below "vllm", whose level and handler the server sets up
 
 SPARE_BYTES = 1 << 30
 """Memory of a GPU that is left alone, for what neither vLLM nor this engine counts."""
