@@ -32,6 +32,8 @@ SIGN_OF_LIFE_S = 5.0
 CAUSE_S = 5.0
 """How long a process whose collective broke waits for news of the one that broke it."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+HOST_NAME_BYTES = 255
+"""The longest name of a host."""
 
 # What gloo and NCCL say when another process is gone; neither has an exception of its own for it.
 _BROKEN_COLLECTIVE = re.compile(
@@ -73,11 +75,15 @@ class _Peer:
     """The other end of a connection."""
 
     rank: int
+    host: str
     connection: Connection
     inbox: queue.SimpleQueue[_Call | _Value] = field(default_factory=queue.SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
     last_sign: float = field(default_factory=time.monotonic)
     left: bool = False
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}" if self.host == host_name() else f"rank {self.rank} on host {self.host}"
 
     def send(self, message: Any) -> int:
         """Bytes sent. An end of the stream is not told here: the reader sees it too, and tells it."""
@@ -94,12 +100,12 @@ class Ranks:
     reason in one sentence, right before this process exits with code 1.
     """
 
-    def __init__(self, rank: int, size: int, peers: Sequence[tuple[int, Connection]], silence_s: float) -> None:
+    def __init__(self, rank: int, size: int, peers: Sequence[tuple[int, str, Connection]], silence_s: float) -> None:
         self.rank = rank
         self.size = size
         self.lost: Callable[[str], None] | None = None
         self._silence_s = silence_s
-        self._peers = [_Peer(number, connection) for number, connection in peers]
+        self._peers = [_Peer(number, host, connection) for number, host, connection in peers]
         self._closed = threading.Event()
         self._failed = False
         self._end = threading.Lock()
@@ -138,7 +144,7 @@ class Ranks:
             try:
                 message = peer.inbox.get(timeout=deadline_s)
             except queue.Empty:
-                raise RankLost(f"trainer rank {peer.rank} did not finish its part within {deadline_s:.0f} s") from None
+                raise RankLost(f"trainer {peer} did not finish its part within {deadline_s:.0f} s") from None
             assert isinstance(message, _Value), message
             values.append(message.value)
         return values
@@ -204,14 +210,14 @@ class Ranks:
                 break
             peer.last_sign = time.monotonic()
             if isinstance(message, _Failed):
-                self._give_up(f"Trainer rank {peer.rank}: {message.text}")
+                self._give_up(f"Trainer {peer}: {message.text}")
             elif message == _BYE:
                 peer.left = True
             elif message != _ALIVE:
                 peer.inbox.put(message)
         if not peer.left:
             hint = " without a word; it was killed, most often for lack of memory" if self.leads else ""
-            self._give_up(f"Trainer rank {peer.rank} ended{hint}.")
+            self._give_up(f"Trainer {peer} ended{hint}.")
 
     def _show_life(self) -> None:
         """Thread: tell the others that this process lives, and notice when one of them does not."""
@@ -224,7 +230,7 @@ class Ranks:
                     peer.last_sign = now
                 silent = now - peer.last_sign
                 if silent > self._silence_s and not peer.left:
-                    self._give_up(f"Trainer rank {peer.rank} has given no sign of life for {silent:.0f} s.")
+                    self._give_up(f"Trainer {peer} has given no sign of life for {silent:.0f} s.")
 
     def _give_up(self, text: str) -> None:
         """Say why, once, and end this process: its main thread may be caught in a collective that never returns."""
@@ -263,15 +269,15 @@ def connect(rank: int, size: int, silence_s: float) -> Ranks:
             with socket.create_server((bound, 0), backlog=size) as server:
                 server.settimeout(HANDSHAKE_S)
                 token = secrets.token_bytes(32)
-                broadcast_object_list([(server.getsockname()[1], token)])
+                broadcast_object_list([(server.getsockname()[1], token, host_name())])
                 peers = _accept(server, token, size - 1)
         else:
             meeting: list[Any] = [None]
             broadcast_object_list(meeting)
-            port, token = meeting[0]
+            port, token, host = meeting[0]
             stream = socket.create_connection((address, port), HANDSHAKE_S)
-            peers = [(0, _connection(stream))]
-            peers[0][1].send_bytes(token + rank.to_bytes(4, "big"))
+            peers = [(0, host, _connection(stream))]
+            peers[0][2].send_bytes(token + rank.to_bytes(4, "big") + host_name().encode()[:HOST_NAME_BYTES])
     except OSError as error:
         raise RankLost(f"the trainer ranks did not meet at {address}: {error}") from error
     current = Ranks(rank, size, peers, silence_s)
@@ -279,16 +285,23 @@ def connect(rank: int, size: int, silence_s: float) -> Ranks:
     return current
 
 
-def _accept(server: socket.socket, token: bytes, count: int) -> list[tuple[int, Connection]]:
-    """Connections of those who know the token, by rank."""
-    found: dict[int, Connection] = {}
+def host_name() -> str:
+    """What this machine is called where ranks are on several."""
+    return os.environ.get("OFFBEAT_HOST") or socket.gethostname()
+
+
+def _accept(server: socket.socket, token: bytes, count: int) -> list[tuple[int, str, Connection]]:
+    """(rank, host, connection) of those who know the token, by rank."""
+    found: dict[int, tuple[int, str, Connection]] = {}
     while len(found) < count:
         connection = _connection(server.accept()[0])
         with suppress(EOFError, OSError):  # a stranger: neither word nor length is ours
-            word = connection.recv_bytes(len(token) + 4)
-            if hmac.compare_digest(word[: len(token)], token):
-                found[int.from_bytes(word[len(token) :], "big")] = connection
-    return sorted(found.items())
+            word = connection.recv_bytes(len(token) + 4 + HOST_NAME_BYTES)
+            known, rest = word[: len(token)], word[len(token) :]
+            if hmac.compare_digest(known, token):
+                rank = int.from_bytes(rest[:4], "big")
+                found[rank] = (rank, rest[4:].decode(errors="replace"), connection)
+    return [found[rank] for rank in sorted(found)]
 
 
 def _connection(stream: socket.socket) -> Connection:

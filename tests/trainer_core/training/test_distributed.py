@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 
-from trainer_core import distributed_fsdp
+from trainer_core import distributed, distributed_fsdp
 from trainer_core.distributed import RankLost, Ranks
 from trainer_core.sync.base import together
 from trainer_core.sync.gathering import AHEAD, Relay
@@ -23,7 +23,8 @@ from trainer_core.sync.weights import ServedWeight
 @pytest.fixture
 def pair() -> Iterator[tuple[Ranks, Ranks]]:
     one, other = Pipe()
-    ranks = Ranks(0, 2, [(1, one)], 600.0), Ranks(1, 2, [(0, other)], 600.0)  # type: ignore[list-item]
+    here = distributed.host_name()
+    ranks = Ranks(0, 2, [(1, here, one)], 600.0), Ranks(1, 2, [(0, here, other)], 600.0)  # type: ignore[list-item]
     yield ranks
     for end in ranks:
         end.close()
