@@ -11,6 +11,7 @@ OFFBEAT_HTTPS         1 when served behind TLS: cookies are then marked secure
 OFFBEAT_BIND          address that `make run` listens on (default: 127.0.0.1)
 OFFBEAT_PORT          its port (default: 8000)
 OFFBEAT_HOST          name and queue of this host (default: the machine's host name)
+OFFBEAT_ADDRESS       name or IPv4 address at which other hosts reach this one (default: found by the way to the broker)
 OFFBEAT_GPU_SLOTS     runs that may share one GPU of this host (default: 1)
 OFFBEAT_CPU_SLOTS     runs at once on this host if it has no GPU (default: 1)
 OFFBEAT_TOOL_MODULES  Python modules with tools and environments for agents, separated by commas (docs/customising.md)

@@ -19,6 +19,7 @@ from webapp.hosts.models import host_name as host_name
 from webapp.hosts.placement import gpu_of, slot_uuid
 from webapp.hosts.processor import multiplies_in_bf16
 from workers import processes
+from workers.addresses import own_address
 from workers.gauges import MIB, GpuUse, gpu_use, host_use
 
 logger = logging.getLogger(__name__)
@@ -151,6 +152,7 @@ def register_host(name: str) -> Host:
         host, _ = Host.objects.update_or_create(
             name=name,
             defaults={
+                "address": own_address(),
                 "cpu_count": psutil.cpu_count() or 1,
                 "memory_mib": psutil.virtual_memory().total // MIB,
                 **asdict(host_use(settings.RUNS_DIR)),

@@ -28,6 +28,7 @@ class Host(models.Model):
     """A machine that runs a Celery worker. Its queue is `host.<name>`. What is null it has not told yet."""
 
     name = models.CharField(max_length=200, unique=True)
+    address = models.CharField(max_length=255, blank=True, help_text="Where other hosts reach it.")
     cpu_count = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
     load = models.FloatField(null=True, help_text="Processes that run or want to, mean of a minute.")
