@@ -364,9 +364,8 @@ def _command(process: psutil.Process) -> str:
 
 
 def _supervises(process: psutil.Process) -> bool:
-    return any(
-        f"-m {module}" in _command(process) for module in ("workers.supervisor", "workers.playground.supervisor")
-    )
+    modules = ("workers.supervisor", "workers.playground.supervisor", "workers.followers.supervisor")
+    return any(f"-m {module}" in _command(process) for module in modules)
 
 
 def _belongs_to_run(process: psutil.Process) -> bool:

@@ -8,21 +8,26 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
+from kombu.exceptions import OperationalError
 from pydantic import ValidationError
 
 from trainer_core.spec import RunSpec
+from webapp.celery import app
 from webapp.hosts.models import ALIVE_FOR, Device, Host
 from webapp.hosts.offers import HOLDERS, gpus_are_up, takes_runs
 from webapp.hosts.placement import Placement, gpu_of
+from webapp.hosts.spreading import Share, shares
 from webapp.playground.services import held_by
 from webapp.runs.lifecycle import change_state
 from webapp.runs.models import Attempt, Event, Run, State
 from workers import devices, leases, processes
+from workers.followers.choosing import fits, lock_hosts, other_hosts, waits_for_hosts
 
 logger = logging.getLogger(__name__)
 SUPERVISOR_MODULE = "workers.supervisor"
@@ -35,6 +40,7 @@ def claim_for(host_name: str) -> list[Attempt]:
     claimed = []
     while attempt := claim_next(host_name):
         start_supervisor(attempt)
+        call_followers(attempt)
         claimed.append(attempt)
     explain_queue()
     return claimed
@@ -44,11 +50,11 @@ def claim_next(host_name: str) -> Attempt | None:
     """Take the first queued run that this host can serve: state and all leases in one transaction, or nothing.
 
     First come, first served: a run that fits this host but not its free devices holds back later ones, so that a large
-    run is not starved by small ones.
+    run is not starved by small ones. A run over several hosts gets devices of all of them in this transaction.
     """
     try:
         with transaction.atomic():
-            host = Host.objects.select_for_update().get(name=host_name)
+            host, others = lock_hosts(host_name)
             present, free = free_devices(host)
             if not takes_runs(host, present, gpus_are_up()):
                 return None
@@ -57,26 +63,33 @@ def claim_next(host_name: str) -> Attempt | None:
                 spec = _spec_or_fail(run, attempt)
                 if spec is None or attempt is None:
                     continue
-                if leases.fit(spec, present) is None:
+                if not fits(spec, host, present, others):
                     continue
                 placement = leases.fit(spec, free)
-                return attempt if placement and _take(run, attempt, host, placement) else None
+                further = shares(spec.resources, present, [(o.host, o.free) for o in others])
+                if placement is None or further is None:
+                    return None
+                return attempt if _take(run, attempt, host, placement, further) else None
             return None
     except IntegrityError:
         logger.info("Another worker was faster; looking again at the next beat")
         return None
 
 
-def _take(run: Run, attempt: Attempt, host: Host, placement: Placement[Device]) -> bool:
+def _take(run: Run, attempt: Attempt, host: Host, placement: Placement[Device], further: list[Share]) -> bool:
     now = timezone.now()
-    gpus = {gpu_of(slot.uuid) for slot in placement.slots if slot.kind == Device.Kind.GPU}
-    names = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}" if gpus else "the CPU slot"
-    reason = f"Starts on {host.name} with {names}."
+    slots = [*placement.slots, *(device for share in further for device in share.devices)]
+    gpus = {gpu_of(slot.uuid) for slot in slots if slot.kind == Device.Kind.GPU}
+    names = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}" if gpus else f"the CPU slot{'s' * (len(slots) > 1)}"
+    reason = f"Starts on {' and '.join([host.name, *(share.host.name for share in further)])} with {names}."
     if not change_state(run, (State.QUEUED,), State.STARTING, reason, attempt=attempt):
         return False
     Run.objects.filter(pk=run.pk, started_at=None).update(started_at=now)
     Attempt.objects.filter(pk=attempt.pk).update(host=host, started_at=now, heartbeat_at=Now())
     leases.take(attempt, placement)
+    for rank, share in enumerate(further, 1):
+        follower = attempt.followers.create(host=share.host, rank=rank, started_at=now, heartbeat_at=Now())
+        leases.take_share(follower, share.devices)
     attempt.refresh_from_db()
     return True
 
@@ -137,6 +150,8 @@ def _waits_for(spec: RunSpec, hosts: list[Host], ahead: Run | None) -> str:
     open_hosts = [host for host in hosts if not host.drained]
     if not open_hosts:
         return f"Waits: {hosts[0].name} takes no new runs (drained)." if hosts else "Waits for a worker; none reports."
+    if spec.resources.trainer_hosts > 1:
+        return waits_for_hosts(spec, open_hosts, ahead)
     gpus = {
         host.name: [d for d in host.devices.all() if d.present and d.kind == Device.Kind.GPU] for host in open_hosts
     }
@@ -165,18 +180,28 @@ def first_in_queue(host: Host) -> Run | None:
     present = list(host.devices.filter(present=True).order_by("kind", "index"))
     if not takes_runs(host, present, gpus_are_up()):
         return None
+    others = other_hosts(host)
     for run in _queue():
         with suppress(ValidationError):  # the next claim ends such a run with a sentence
-            if leases.fit(run.run_spec(), present) is not None:
+            if fits(run.run_spec(), host, present, others):
                 return run
     return None
+
+
+def call_followers(attempt: Attempt) -> None:
+    """Have the further hosts of an attempt look now for what they start. A lost message costs seconds: beat asks too."""
+    for follower in attempt.followers.select_related("host"):
+        try:
+            app.send_task("workers.claim", queue=follower.host.queue, expires=30, ignore_result=True)
+        except OperationalError as error:
+            logger.warning("Host %s was not told of %s: %s", follower.host, attempt, error)
 
 
 def start_supervisor(attempt: Attempt) -> None:
     launch_supervisor(attempt, SUPERVISOR_MODULE, "--attempt")
 
 
-def launch_supervisor(holder: leases.Holder, module: str, option: str) -> None:
+def launch_supervisor(holder: leases.Holder, module: str, option: str, log: Path | None = None) -> None:
     """Start the holder's supervisor in its own session; it goes on when this worker ends.
 
     The supervisor enters itself into the database by compare-and-swap, so a second one started by mistake ends at once.
@@ -185,7 +210,7 @@ def launch_supervisor(holder: leases.Holder, module: str, option: str) -> None:
     process = processes.start(
         [sys.executable, "-m", module, option, str(holder.pk)],
         env={**os.environ, processes.MARK: str(holder.pk), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
-        log=holder.folder / "supervisor.log",
+        log=log or holder.folder / "supervisor.log",
         cwd=settings.BASE_DIR,
     )
     logger.info("Started supervisor %s of %s", process.pid, holder)

@@ -1,14 +1,18 @@
-"""Devices and ports that an attempt or a playground server holds. The unique keys of the lease tables are the locks."""
+"""Devices and ports that an attempt or a playground server holds. The unique keys of the lease tables are the locks.
+
+An attempt whose trainer is on several hosts holds devices of all of them; those of each further host are its follower's.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 
 from trainer_core.spec import RunSpec
 from webapp.hosts.models import Device as DeviceRow
@@ -16,12 +20,12 @@ from webapp.hosts.models import Lease, PortLease
 from webapp.hosts.offers import fit as fit_gpus
 from webapp.hosts.placement import Placement, gpu_of, trainer_order
 from webapp.playground.models import PlaygroundServer
-from webapp.runs.models import Attempt
+from webapp.runs.models import Attempt, Follower
 from workers.devices import DriverFailed, computing_besides
 from workers.serving import Device
 
 logger = logging.getLogger(__name__)
-Holder = Attempt | PlaygroundServer
+Holder = Attempt | PlaygroundServer | Follower
 PORTS = range(21000, 24000)
 """Below the range that Linux gives to outgoing connections, so that none of these takes a leased port."""
 
@@ -43,7 +47,7 @@ class Holding:
 
     @property
     def device(self) -> Device:
-        return "cuda" if self.server_gpus else "cpu"
+        return "cuda" if self.server_gpus or self.trainer_gpus else "cpu"
 
     @property
     def apart(self) -> bool:
@@ -77,10 +81,23 @@ def take(holder: Holder, placement: Placement[DeviceRow]) -> None:
         holder.leases.create(device=device, purpose=purpose)
 
 
+def take_share(follower: Follower, devices: Sequence[DeviceRow]) -> None:
+    """`take` for a further host of an attempt."""
+    for device in devices:
+        Lease.objects.create(
+            device=device, attempt=follower.attempt, follower=follower, purpose=Lease.Purpose.TRAINER
+        )  # fmt: skip
+
+
+def own(holder: Holder) -> QuerySet[Lease]:
+    """The leases that the holder itself gives back: of an attempt those of its first host."""
+    return holder.leases.filter(follower=None) if isinstance(holder, Attempt) else holder.leases.all()
+
+
 def holding(holder: Holder) -> Holding:
     """What is held, in the order of the devices' indices; the trainer's in the order of its ranks."""
     gpus: dict[str, list[str]] = {Lease.Purpose.SERVER: [], Lease.Purpose.TRAINER: []}
-    held = holder.leases.filter(device__kind=DeviceRow.Kind.GPU).order_by("device__index")
+    held = own(holder).filter(device__kind=DeviceRow.Kind.GPU).order_by("device__index")
     for purpose, uuid in held.values_list("purpose", "device__uuid"):
         gpus[purpose].append(gpu_of(uuid))
     server, trainer = gpus[Lease.Purpose.SERVER], gpus[Lease.Purpose.TRAINER]
@@ -92,15 +109,17 @@ def holding(holder: Holder) -> Holding:
 
 def held_uuids(holder: Holder) -> list[str]:
     """UUIDs of all devices it holds, the CPU slot included."""
-    return list(holder.leases.values_list("device__uuid", flat=True))
+    return list(own(holder).values_list("device__uuid", flat=True))
 
 
 def holders_of(uuids: Iterable[str]) -> set[str]:
-    """Ids of the attempts and playground servers that hold a slot on one of these GPUs."""
+    """Ids of the attempts, followers and playground servers that hold a slot on one of these GPUs."""
     gpus = {gpu_of(uuid) for uuid in uuids}
     held = Lease.objects.filter(device__kind=DeviceRow.Kind.GPU)
-    found = held.values_list("attempt_id", "playground_id", "device__uuid")
-    return {str(attempt or playground) for attempt, playground, uuid in found if gpu_of(uuid) in gpus}
+    found = held.values_list("follower_id", "attempt_id", "playground_id", "device__uuid")
+    return {
+        str(follower or attempt or playground) for follower, attempt, playground, uuid in found if gpu_of(uuid) in gpus
+    }
 
 
 def busy_gpus(holder: Holder) -> dict[str, list[int]]:
@@ -119,8 +138,9 @@ def busy_gpus(holder: Holder) -> dict[str, list[int]]:
 
 def release(holder: Holder, keep: Collection[str] = ()) -> None:
     """Give back ports and devices, but those of the UUIDs in `keep`: a device is not free while a process lives on it."""
-    holder.leases.exclude(device__uuid__in=keep).delete()
-    holder.ports.all().delete()
+    own(holder).exclude(device__uuid__in=keep).delete()
+    if not isinstance(holder, Follower):
+        holder.ports.all().delete()
 
 
 def lease_port(holder: Holder, purpose: str) -> int:
@@ -130,6 +150,7 @@ def lease_port(holder: Holder, purpose: str) -> int:
     """
     host = holder.host
     assert host is not None, "a claimed attempt has a host"
+    assert not isinstance(holder, Follower), "its ranks choose ports of their own"
     taken = set(PortLease.objects.filter(host=host).values_list("port", flat=True))
     for port in random.sample(PORTS, len(PORTS)):
         if port in taken or not _can_bind(port):
@@ -147,7 +168,7 @@ def _can_bind(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))
         except OSError:
             return False
     return True

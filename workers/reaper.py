@@ -48,7 +48,7 @@ def reap_host(host_name: str) -> list[Attempt]:
                 _bury(attempt, outcome)
         elif not supervised(attempt) and _bury(attempt):
             reaped.append(attempt)
-    for attempt in _of(host, state__in=ENDED, leases__isnull=False):
+    for attempt in _of(host, state__in=ENDED, leases__isnull=False, leases__follower=None):
         if not supervised(attempt):
             _bury(attempt)
     for attempt in _of(host, state__in=ENDED, ended_at__gt=timezone.now() - SHIPS_LATE_FOR):

@@ -29,7 +29,7 @@ from django.db.models.functions import Now  # noqa: E402
 from trainer_core.spec import RunSpec  # noqa: E402
 from webapp.playground.models import PlaygroundServer  # noqa: E402
 from webapp.playground.server import PORT_PURPOSE  # noqa: E402
-from webapp.runs.models import Attempt, State  # noqa: E402
+from webapp.runs.models import Attempt, Follower, State  # noqa: E402
 from webapp.secrets.services import Missing  # noqa: E402
 from workers import failures, leases, processes  # noqa: E402
 from workers.ending import Outcome, persist  # noqa: E402
@@ -45,7 +45,7 @@ HEARTBEAT_S = 3.0
 DATABASE_DEADLINE_S = 900.0
 GPU_RELEASE_DEADLINE_S = 60.0
 
-H = TypeVar("H", Attempt, PlaygroundServer)
+H = TypeVar("H", Attempt, PlaygroundServer, Follower)
 
 
 class Ended(Exception):

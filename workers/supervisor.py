@@ -27,6 +27,8 @@ from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State
 from webapp.secrets.services import redactor_of
 from workers import failures, leases, processes
 from workers.ending import Outcome, conclude, last_event, persist, trainer_outcome
+from workers.followers import meeting
+from workers.followers.watching import Followers
 from workers.launching import TrainerPlan, check_command, environment, train_command
 from workers.preparation import (
     INPUTS_LOG,
@@ -70,6 +72,7 @@ class Supervisor(Supervising[Attempt]):
         self.trainer: subprocess.Popen[bytes] | None = None
         self.shipper = Shipper(attempt)
         self.desired: str = Desired.RUN
+        self.followers = Followers(attempt)
         self._stop_deadline = float("inf")
         self._reason = self.run.reason
         self._steps = False
@@ -93,14 +96,15 @@ class Supervisor(Supervising[Attempt]):
             self.progress("Loads prompts, rewards and tools.", CHECK_TICK_S)
         server = self.start_server(spec, model, held, secrets)
 
-        ranks = len(held.trainer_gpus) if held.device == "cuda" else spec.resources.cpu_ranks
-        rendezvous = leases.lease_port(self.attempt, "trainer rendezvous") if ranks > 1 else None
+        ranks = spec.resources.ranks(on_cpu=held.device == "cpu")
         plan = TrainerPlan(
-            self.run.folder, self.attempt.folder, model, [server.url], resume, ranks, rendezvous,
-            start=starting_weights(self.attempt),
+            self.run.folder, self.attempt.folder, model, [server.url], resume, ranks,
+            meeting.open_for(self.attempt) if ranks > 1 else None,
+            start=starting_weights(self.attempt), hosts=spec.resources.trainer_hosts,
         )  # fmt: skip
         command = self.train_command(plan)
-        env = environment(str(self.attempt.pk), held.trainer_gpus, held.device, command.env, secrets)
+        extra = command.env | meeting.network(self.attempt.host, plan.hosts)
+        env = environment(str(self.attempt.pk), held.trainer_gpus, held.device, extra, secrets)
         self.trainer = processes.start(command.argv, env=env, log=self.attempt.folder / "trainer.log")
         self.write_record()
         self.progress("The server is ready; the trainer loads the model.")
@@ -122,6 +126,8 @@ class Supervisor(Supervising[Attempt]):
         if self.terminated and self.desired == Desired.RUN:
             self._ask_to_stop(Desired.STOP_AND_SAVE)
         self._read_desired()
+        if trouble := self.followers.trouble(trains=self.trainer is not None):
+            raise Ended(Outcome(State.FAILED, trouble))
 
     def _redact_logs(self) -> None:
         """Takes the run's secrets out of its logs, seconds after they were written there."""
@@ -231,6 +237,7 @@ class Supervisor(Supervising[Attempt]):
         outcome = persist(
             lambda: trainer_outcome(self.attempt, returncode, self.desired, explain, lines), DATABASE_DEADLINE_S
         )
+        outcome = persist(lambda: self.followers.explain(outcome), DATABASE_DEADLINE_S)
         if not self.terminated or outcome.state == State.COMPLETED:
             return outcome
         saved = "" if outcome.state == State.STOPPED else "; there was no time to save a checkpoint"

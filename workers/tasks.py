@@ -31,6 +31,8 @@ from kombu.exceptions import OperationalError  # noqa: E402
 from webapp.hosts.models import ALIVE_FOR, Host  # noqa: E402
 from webapp.metrics import retention  # noqa: E402
 from workers import claiming, devices, exporting, reaper, watching  # noqa: E402
+from workers.followers import reaping as follower_reaping  # noqa: E402
+from workers.followers import starting  # noqa: E402
 from workers.playground import claiming as playground_claiming  # noqa: E402
 from workers.playground import reaping  # noqa: E402
 
@@ -85,12 +87,15 @@ def drop_points() -> None:
 
 @app.task(name="workers.claim")
 def claim() -> None:
-    """Claim queued runs for this host, then playground servers, and merges and pushes of its checkpoints."""
+    """Start this host's part of runs that others claimed; claim queued runs for it, then playground servers, and merges and
+    pushes of its checkpoints.
+    """
     _exclusively("claim", _claim)
     exporting.start_queued(devices.host_name())
 
 
 def _claim() -> None:
+    starting.start_for(devices.host_name())
     claiming.claim_for(devices.host_name())
     playground_claiming.claim_for(devices.host_name())
 
@@ -103,6 +108,7 @@ def reap() -> None:
 
 def _reap() -> None:
     reaper.reap_host(devices.host_name())
+    follower_reaping.reap_host(devices.host_name())
     reaping.reap_host(devices.host_name())
 
 

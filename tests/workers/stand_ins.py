@@ -3,7 +3,8 @@
 Everything else in these tests is real: database file, broker, Celery worker, supervisor, processes, signals. What a
 trainer does is written in the spec's `notes`.
 
-usage: python -m tests.workers.stand_ins server PORT BEHAVIOUR | trainer RUN_DIR ATTEMPT_DIR BEHAVIOUR
+usage: python -m tests.workers.stand_ins server PORT BEHAVIOUR | trainer RUN_DIR ATTEMPT_DIR BEHAVIOUR [PORT HOSTS]
+                                       | rank ADDRESS PORT BEHAVIOUR
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import http.server
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -54,7 +56,45 @@ def server(port: int, behaviour: str) -> None:
     time.sleep(600)
 
 
-def trainer(run_dir: Path, attempt_dir: Path, behaviour: str) -> None:
+def trainer(run_dir: Path, attempt_dir: Path, behaviour: str, port: str = "0", hosts: str = "1") -> None:
+    from trainer_core.spool import SPOOL_FILE, Spool
+
+    others = meet(int(port), int(hosts) - 1, Spool(attempt_dir / SPOOL_FILE)) if hosts != "1" else []
+    train(run_dir, attempt_dir, behaviour)
+    for other in others:
+        other.sendall(b"bye")
+
+
+def meet(port: int, count: int, spool: Any) -> list[socket.socket]:
+    """Waits for the ranks of other hosts. When one of them goes, this process says so and ends, as the trainer's does."""
+
+    def watch(connection: socket.socket) -> None:
+        connection.recv(1)
+        spool.event(0, "error", "failed", "Trainer rank 1 ended without a word.", kind="RankLost")
+        os._exit(1)
+
+    found: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        while len(found) < count:
+            connection = listener.accept()[0]
+            if connection.recv(4) == b"rank":  # not one that only looks whether somebody listens
+                found.append(connection)
+                threading.Thread(target=watch, args=(connection,), daemon=True).start()
+    return found
+
+
+def rank(address: str, port: int, behaviour: str) -> None:
+    """A rank of a further host: lives until the first one says goodbye, or is gone."""
+    if behaviour == "crash-there":
+        raise ValueError("this rank can't go on")
+    with socket.create_connection((address, port)) as connection:
+        connection.sendall(b"rank")
+        print("Its rank has met the first one.", flush=True)
+        if connection.recv(3) != b"bye":
+            sys.exit("Trainer rank 0 on host test-host ended.")
+
+
+def train(run_dir: Path, attempt_dir: Path, behaviour: str) -> None:
     from trainer_core.spool import ROLLOUTS_FILE, SPOOL_FILE, Spool
 
     spool, rollouts = Spool(attempt_dir / SPOOL_FILE), Spool(attempt_dir / ROLLOUTS_FILE)
@@ -127,7 +167,10 @@ def train_stand_in(plan: Any) -> Any:
 
     behaviour = _behaviour(RunSpec.from_yaml((plan.run_dir / "spec.yaml").read_text()))
     module = [sys.executable, "-m", "tests.workers.stand_ins"]
-    return Command([*module, "trainer", str(plan.run_dir), str(plan.attempt_dir), behaviour], {})
+    if plan.host_rank:
+        return Command([*module, "rank", *map(str, plan.rendezvous), behaviour], {})
+    meeting = [] if plan.hosts == 1 else [str(plan.rendezvous[1]), str(plan.hosts)]
+    return Command([*module, "trainer", str(plan.run_dir), str(plan.attempt_dir), behaviour, *meeting], {})
 
 
 def check_stand_in(run_dir: Path, resume: Path | None) -> Any:
@@ -151,11 +194,21 @@ def supervise_playground(arguments: list[str]) -> None:
 def supervise(arguments: list[str]) -> None:
     """The real supervisor around the stand-ins, with short graces."""
     from workers import supervisor
+    from workers.followers import watching
 
+    watching.SILENT_FOR_S = 12.0
     supervisor.STOP_GRACE_S, supervisor.TERM_GRACE_S, supervisor.SHUTDOWN_GRACE_S = 3.0, 1.0, 5.0
     supervisor.main(
         arguments, partial(supervisor.Supervisor, serve=serve_stand_in, train=train_stand_in, check=check_stand_in)
     )  # fmt: skip
+
+
+def supervise_follower(arguments: list[str]) -> None:
+    """The real supervisor of a further host around the stand-in."""
+    from workers.followers import supervisor
+
+    supervisor.TERM_GRACE_S, supervisor.SHUTDOWN_GRACE_S = 1.0, 10.0
+    supervisor.main(arguments, partial(supervisor.FollowerSupervisor, train=train_stand_in))
 
 
 if __name__ == "__main__":
@@ -163,9 +216,13 @@ if __name__ == "__main__":
     if what == "server":
         server(int(rest[0]), rest[1])
     elif what == "trainer":
-        trainer(Path(rest[0]), Path(rest[1]), rest[2])
+        trainer(Path(rest[0]), Path(rest[1]), *rest[2:])
+    elif what == "rank":
+        rank(rest[0], int(rest[1]), rest[2])
     elif what == "--attempt":
         supervise(sys.argv[1:])
+    elif what == "--follower":
+        supervise_follower(sys.argv[1:])
     elif what == "--server":
         supervise_playground(sys.argv[1:])
     else:

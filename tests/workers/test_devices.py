@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,32 @@ def test_a_machine_without_gpus_offers_one_cpu_slot(studio: Studio) -> None:
     assert (slot.uuid, slot.kind, slot.host, slot.present) == (f"cpu:{HOST}", "cpu", host, True)
     assert slot.memory_mib == host.memory_mib > 1000
     assert host.alive
+
+
+def test_a_host_registers_an_address_that_others_can_reach(
+    studio: Studio, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    from workers import addresses, devices
+    from workers.followers.meeting import interface_of, network
+
+    monkeypatch.setenv("OFFBEAT_ADDRESS", "10.1.2.3")
+    host = devices.register_host(HOST)
+    assert host.address == "10.1.2.3"
+    assert network(host, hosts=2) == {}, "an address behind NAT is on no interface of this machine"
+    monkeypatch.delenv("OFFBEAT_ADDRESS")
+    settings.CELERY_BROKER_URL = "redis://127.0.0.1:6379/0"
+    found = addresses.own_address()
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    assert found in own
+    assert found == "127.0.0.1" or not found.startswith("127."), "the way to a broker on this machine says nothing"
+    host.address = "localhost"
+    loopback = interface_of("127.0.0.1")
+    assert network(host, hosts=2) == {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    assert network(host, hosts=2) == {"GLOO_SOCKET_IFNAME": loopback}
+    assert network(host, hosts=1) == {}
 
 
 def test_a_device_that_is_gone_is_not_offered(studio: Studio) -> None:

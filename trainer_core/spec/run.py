@@ -190,8 +190,8 @@ class RunSpec(Section):
     @property
     def samples_per_step(self) -> int:
         """Samples of an optimizer step under a fixed batch; an estimate under a token budget."""
-        training = self.training
-        return training.per_device_train_batch_size * training.gradient_accumulation_steps * self.resources.trainer_gpus
+        training, ranks = self.training, self.resources.ranks(on_cpu=False)
+        return training.per_device_train_batch_size * training.gradient_accumulation_steps * ranks
 
     def to_yaml(self) -> str:
         """The spec as YAML; `from_yaml` gives back an equal spec."""

@@ -55,7 +55,15 @@ class ResourceSpec(Section):
         ge=1,
         le=64,
         title="Trainer GPUs",
-        description="GPUs of the trainer, one process each; the model is sharded over them.",
+        description="GPUs of the trainer on each of its hosts, one process each; the model is sharded over all of them.",
+    )
+    trainer_hosts: int = Field(
+        1,
+        ge=1,
+        le=64,
+        title="Trainer hosts",
+        json_schema_extra=ADVANCED,
+        description="Hosts that the trainer is spread over; each gives as many GPUs. The server is on the first of them.",
     )
     cpu_ranks: int = Field(
         1,
@@ -63,5 +71,10 @@ class ResourceSpec(Section):
         le=8,
         title="Trainer processes on a CPU",
         json_schema_extra=ADVANCED,
-        description="Only for trying out several trainer processes on a host without a GPU, where GPU counts mean nothing.",
+        description="Of each of its hosts. Only for trying out several trainer processes on hosts without a GPU, where GPU "
+        "counts mean nothing.",
     )
+
+    def ranks(self, *, on_cpu: bool) -> int:
+        """Processes of the trainer on all its hosts together."""
+        return self.trainer_hosts * (self.cpu_ranks if on_cpu else self.trainer_gpus)

@@ -171,6 +171,7 @@ class AttemptOut(Schema):
     number: int
     state: str
     host: str | None
+    hosts: list[str] = Field(description="All hosts of its trainer, `host` first.")
     resumed_from: int | None = Field(description="Id of a checkpoint.")
     server_restarts: int
     exit_code: int | None
@@ -429,6 +430,7 @@ class DeviceOut(Schema):
 
 class HostOut(Schema):
     name: str
+    address: str = Field(description="Where other hosts reach it.")
     alive: bool
     drained: bool
     cpu_count: int

@@ -22,8 +22,8 @@ def hosts(request: HttpRequest) -> list[dict[str, Any]]:
     return [
         {
             **{name: getattr(host, name) for name in (
-                "name", "alive", "drained", "cpu_count", "memory_mib", "load", "memory_free_mib", "disk_mib", "disk_free_mib",
-                "last_seen_at",
+                "name", "address", "alive", "drained", "cpu_count", "memory_mib", "load", "memory_free_mib", "disk_mib",
+                "disk_free_mib", "last_seen_at",
             )},
             "devices": [
                 {

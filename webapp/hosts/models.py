@@ -96,7 +96,10 @@ ONE_HOLDER = Q(attempt=None, playground__isnull=False) | Q(attempt__isnull=False
 
 
 class Lease(models.Model):
-    """An attempt or a playground server holds one device. The unique key is the lock: two can't both insert it."""
+    """An attempt or a playground server holds one device. The unique key is the lock: two can't both insert it.
+
+    `follower` is set for a device of a further host of an attempt: who gives it back.
+    """
 
     class Purpose(models.TextChoices):
         SERVER = "server", "vLLM server"
@@ -108,6 +111,7 @@ class Lease(models.Model):
     playground = models.ForeignKey(
         "playground.PlaygroundServer", null=True, on_delete=models.PROTECT, related_name="leases"
     )
+    follower = models.ForeignKey("runs.Follower", null=True, on_delete=models.PROTECT, related_name="leases")
     purpose = models.CharField(max_length=7, choices=Purpose.choices)
     acquired_at = models.DateTimeField(auto_now_add=True)
 

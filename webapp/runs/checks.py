@@ -12,6 +12,7 @@ from trainer_core.spec import RunSpec
 from webapp.accounts.models import User
 from webapp.hosts.offers import fit, offers, others_take_runs
 from webapp.hosts.placement import gpu_of
+from webapp.hosts.spreading import beside
 from webapp.rewards.models import RewardFunction
 from webapp.runs import hub
 from webapp.runs.data_checks import check_data, datasets_of, is_on_hub
@@ -139,11 +140,16 @@ def _check_devices(spec: RunSpec) -> list[Problem]:
     wanted = spec.resources.rollout_gpus, spec.resources.trainer_gpus
     known = offers()
     asked = [offer for offer in known if offer.takes_runs] or known
-    if not asked or any(fit(offer.devices, *wanted) for offer in asked):
+    if not asked or any(
+        fit(offer.devices, *wanted) and beside(spec.resources, offer, asked, now=False) is not None for offer in asked
+    ):
         return []
     found = ", ".join(
         f"{offer.host.name} has {len({gpu_of(device.uuid) for device in offer.devices})}" for offer in asked
     )
+    if (hosts := spec.resources.trainer_hosts) > 1:
+        return [Problem("resources", f"{hosts} hosts are needed, with {sum(wanted)} GPUs on one for rollouts and training and "
+                        f"{wanted[1]} on each other, or a CPU slot on each, but {found}.")]  # fmt: skip
     return [Problem("resources", f"{sum(wanted)} GPUs of one host are needed ({wanted[0]} for rollouts, {wanted[1]} for "
                     f"training), but {found}.")]  # fmt: skip
 

@@ -139,9 +139,10 @@ def _add_lora(spec: RunSpec, argv: list[str], env: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """What a trainer is started with. `rendezvous_port` is needed with more than one process.
+    """What a trainer is started with on one host. With more than one process they meet at `rendezvous`, (address, port).
 
-    `resume` is a checkpoint of the run; `start` holds the weights a forked run begins with while it has none of its own.
+    `processes` are those of all `hosts`, of which this is number `host_rank`; number 0 leads and owns the address. `resume` is
+    a checkpoint of the run; `start` holds the weights a forked run begins with while it has none of its own.
     """
 
     run_dir: Path
@@ -150,18 +151,25 @@ class TrainerPlan:
     servers: list[str]
     resume: Path | None
     processes: int
-    rendezvous_port: int | None
+    rendezvous: tuple[str, int] | None
     start: Path | None = None
+    hosts: int = 1
+    host_rank: int = 0
 
 
-def fsdp_launcher(processes: int, port: int) -> list[str]:
-    """Arguments of an interpreter that start a module in several processes of this machine, the model sharded over them.
+def fsdp_launcher(
+    processes: int, port: int, address: str = "127.0.0.1", hosts: int = 1, host_rank: int = 0
+) -> list[str]:
+    """Arguments of an interpreter that start a module in several processes, the model sharded over them.
 
-    FSDP2, a shard group for each decoder layer. accelerate watches the processes: when one ends, it ends the others.
+    The processes are those of all `hosts`, and this starts the share of host number `host_rank`; all meet at `port` of host
+    0, whose address is `address`. FSDP2, a shard group for each decoder layer. accelerate watches the processes that it
+    started: when one ends, it ends the others.
     """
+    meeting = ["--machine_rank", str(host_rank), "--main_process_ip", address, "--same_network"] if hosts > 1 else []
     return [
-        "-m", "accelerate.commands.launch", "--num_machines", "1", "--num_processes", str(processes),
-        "--main_process_port", str(port), "--mixed_precision", "no", "--dynamo_backend", "no",
+        "-m", "accelerate.commands.launch", "--num_machines", str(hosts), "--num_processes", str(processes),
+        *meeting, "--main_process_port", str(port), "--mixed_precision", "no", "--dynamo_backend", "no",
         "--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
         "--fsdp_reshard_after_forward", "true", "--fsdp_state_dict_type", "SHARDED_STATE_DICT",
         "--fsdp_cpu_ram_efficient_loading", "false",
@@ -172,8 +180,9 @@ def train_command(plan: TrainerPlan) -> Command:
     """The trainer as docs/architecture.md has it: one process, or one for each training GPU under `accelerate launch`."""
     module = ["-m", "trainer_core.launch"]
     if plan.processes > 1:
-        assert plan.rendezvous_port is not None, "several processes need a port to meet at"
-        module = [*fsdp_launcher(plan.processes, plan.rendezvous_port), *module]
+        assert plan.rendezvous is not None, "several processes need a place to meet at"
+        address, port = plan.rendezvous
+        module = [*fsdp_launcher(plan.processes, port, address, plan.hosts, plan.host_rank), *module]
     argv = [sys.executable, *module, "--spec", str(plan.run_dir / "spec.yaml"), "--run-dir", str(plan.run_dir)]
     argv += ["--attempt-dir", str(plan.attempt_dir), "--model", str(plan.model)]
     for server in plan.servers:
@@ -196,10 +205,9 @@ def preview(spec: RunSpec, model_path: str, device: Device) -> list[dict[str, st
     """Both commands as a shell would take them; folder, port and rendezvous of the run stand as words in capitals."""
     serve = serve_command(spec, model_path=model_path, port=0, device=device)
     serve.argv[serve.argv.index("--port") + 1] = "PORT"
-    ranks = spec.resources.trainer_gpus if device == "cuda" else spec.resources.cpu_ranks
     plan = TrainerPlan(
-        Path("RUN"), Path("RUN/attempts/1"), Path(model_path), ["http://127.0.0.1:PORT"], None, ranks,
-        rendezvous_port=0 if ranks > 1 else None,
+        Path("RUN"), Path("RUN/attempts/1"), Path(model_path), ["http://127.0.0.1:PORT"], None,
+        spec.resources.ranks(on_cpu=device == "cpu"), rendezvous=("ADDRESS", 0), hosts=spec.resources.trainer_hosts,
     )  # fmt: skip
     train = train_command(plan)
     for command in (serve, train):

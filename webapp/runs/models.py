@@ -134,8 +134,52 @@ class Attempt(models.Model):
         return f"{self.run.name} attempt {self.number}"
 
     @property
+    def hosts(self) -> list[str]:
+        """Names of the hosts of its trainer, its own first; none before it was claimed."""
+        return [] if self.host is None else [self.host.name, *(each.host.name for each in self.followers.all())]
+
+    @property
     def folder(self) -> Path:
         return self.run.folder / "attempts" / str(self.number)
+
+
+class Follower(models.Model):
+    """A further host of an attempt's trainer, and the supervisor there. `rank` counts these hosts; the attempt's own is 0.
+
+    It starts when the attempt is claimed and ends with it, or before it with the `reason` that ends the attempt.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="followers")
+    host = models.ForeignKey("hosts.Host", on_delete=models.PROTECT, related_name="followers")
+    rank = models.PositiveIntegerField()
+    state = models.CharField(max_length=10, choices=State.choices, default=State.STARTING)
+    reason = models.TextField(blank=True)
+    supervisor_pid = models.PositiveIntegerField(null=True)
+    supervisor_create_time = models.FloatField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    exit_code = models.IntegerField(null=True, help_text="Of its share of the trainer; negative is a signal.")
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("attempt", "rank")
+        constraints = [
+            models.UniqueConstraint(fields=("attempt", "rank"), name="one_follower_per_rank"),
+            models.UniqueConstraint(fields=("attempt", "host"), name="one_follower_per_host"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.attempt} on {self.host}"
+
+    @property
+    def folder(self) -> Path:
+        """For what its supervisor keeps; its logs are beside those of the attempt, where the page finds them."""
+        return self.attempt.folder / f"host-{self.rank}"
+
+    def log(self, name: str) -> Path:
+        """A log of this host, as supervisor-1.log."""
+        return self.attempt.folder / f"{name}-{self.rank}.log"
 
 
 class Event(models.Model):

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer_core.spec import RunSpec
 from webapp.hosts.offers import Offer, fit, offers
+from webapp.hosts.spreading import Share, beside
 from webapp.runs import hub, memory, precision
 from webapp.runs.checks import local_model
 from webapp.runs.models import Run, State
@@ -26,12 +27,21 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where the run would go. `offer` is None when no host takes runs; `now` says that its devices are free."""
+    """Where the run would go. `offer` is None when no host takes runs; `now` says that its devices are free.
+
+    `further` are the other hosts of a trainer on several.
+    """
 
     offer: Offer | None
     now: bool
     servers: frozenset[int] = frozenset()
     trainers: frozenset[int] = frozenset()
+    further: tuple[Share, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Its hosts, the first one first."""
+        return [] if self.offer is None else [self.offer.host.name, *(share.host.name for share in self.further)]
 
 
 def before_launch(spec: RunSpec, prompt_tokens: int | None, access: hub.Access = hub.Access()) -> dict[str, Any]:
@@ -39,10 +49,12 @@ def before_launch(spec: RunSpec, prompt_tokens: int | None, access: hub.Access =
     found = offers()
     place = _place(spec, found)
     return {
-        "memory": _memory(spec, place, prompt_tokens, access),
+        "memory": _memory(spec, place, found, prompt_tokens, access),
         "hosts": [_picture(offer, place) for offer in found],
         "waits": [
-            text for text in (_start(place, spec), _pace(spec, place), precision.warning(spec, place.offer)) if text
+            text
+            for text in (_start(place, spec, found), _pace(spec, place), precision.warning(spec, place.offer))
+            if text
         ],
     }
 
@@ -54,14 +66,17 @@ def _place(spec: RunSpec, found: list[Offer]) -> Place:
     for now in (True, False):
         for offer in taking:
             placement = fit(offer.free if now else offer.devices, *wanted)
-            if placement is not None:
+            further = beside(spec.resources, offer, taking, now=now)
+            if placement is not None and further is not None:
                 servers = frozenset(device.pk for device in placement.server)
-                return Place(offer, now, servers, frozenset(device.pk for device in placement.trainer) or servers)
+                trainers = frozenset(device.pk for device in placement.trainer) or servers
+                theirs = frozenset(device.pk for share in further for device in share.devices)
+                return Place(offer, now, servers, trainers | theirs, tuple(further))
     return Place(None, False)
 
 
 def _picture(offer: Offer, place: Place) -> dict[str, Any]:
-    chosen = place.offer is not None and place.offer.host.pk == offer.host.pk
+    chosen = offer.host.name in place.names
     devices = []
     for device in offer.devices:
         roles = []
@@ -87,20 +102,25 @@ def _picture(offer: Offer, place: Place) -> dict[str, Any]:
     return {"name": host.name, "state": state, "chosen": chosen, "devices": devices}
 
 
-def _start(place: Place, spec: RunSpec) -> str:
+def _start(place: Place, spec: RunSpec, found: list[Offer]) -> str:
     if place.offer is None:
-        return "No host that takes runs has enough devices, so the run will wait in the queue until one reports."
+        several = spec.resources.trainer_hosts > 1
+        who = "No hosts that take runs have" if several else "No host that takes runs has"
+        until = "they report" if several else "one reports"
+        return f"{who} enough devices, so the run will wait in the queue until {until}."
     ahead = Run.objects.filter(state=State.QUEUED).count()
     queue = f", behind {ahead} that wait already" if ahead else ""
-    name = place.offer.host.name
+    name = " and ".join(place.names)
     if place.offer.is_cpu:
-        what = "the CPU slot"
+        what = f"the CPU slot{'s' * bool(place.further)}"
     else:
         servers, trainers = spec.resources.rollout_gpus, spec.resources.trainer_gpus
         what = f"{servers} GPU{'s' * (servers > 1)} to generate and {trainers} to train"
+        what += " on each" if place.further else ""
     if place.now and not ahead:
         return f"Starts at once on {name}, with {what}."
-    held = sorted({device.lease.held_by for device in place.offer.devices if hasattr(device, "lease")})
+    chosen = [offer for offer in found if offer.host.name in place.names]
+    held = sorted({device.lease.held_by for offer in chosen for device in offer.devices if hasattr(device, "lease")})
     by = f", held by {', '.join(held[:3])}{' and others' if len(held) > 3 else ''}" if held and not place.now else ""
     return f"Waits for {what} of {name}{by}{queue}."
 
@@ -118,7 +138,9 @@ def _pace(spec: RunSpec, place: Place) -> str:
     )
 
 
-def _memory(spec: RunSpec, place: Place, prompt_tokens: int | None, access: hub.Access) -> dict[str, Any]:
+def _memory(
+    spec: RunSpec, place: Place, found: list[Offer], prompt_tokens: int | None, access: hub.Access
+) -> dict[str, Any]:
     config = model_config(spec, access)
     if config is None:
         return {"rows": [], "sentence": "Memory can't be estimated: the model's config.json is not at hand."}
@@ -134,14 +156,13 @@ def _memory(spec: RunSpec, place: Place, prompt_tokens: int | None, access: hub.
     row = memory.largest_row(spec, min(room, prompt_tokens or PROMPT_GUESS))
     cpu = place.offer is None or place.offer.is_cpu
     device: memory.Device = "cpu" if cpu else "cuda"
-    ranks = spec.resources.cpu_ranks if cpu else spec.resources.trainer_gpus
-    need = memory.trainer(spec, shape, row, device, ranks=ranks)
-    sizes = {} if place.offer is None else {item.pk: item.memory_mib * MIB for item in place.offer.devices}
+    need = memory.trainer(spec, shape, row, device, ranks=spec.resources.ranks(on_cpu=cpu))
+    sizes = {item.pk: item.memory_mib * MIB for offer in found for item in offer.devices}
     smallest = min((sizes[pk] for pk in place.trainers), default=None)
     at_server = min((sizes[pk] for pk in place.servers), default=None)
     if cpu:
         mine = need.parts | {"process": memory.PROCESS_BYTES["trainer"]}
-        parts = {"Trainer": {name: size * ranks for name, size in mine.items()}}
+        parts = {"Trainer": {name: size * spec.resources.cpu_ranks for name, size in mine.items()}}
         parts[SERVER] = memory.server(spec, shape, device).parts | {"process": memory.PROCESS_BYTES["server"]}
         capacity = {"both": (sum(sum(one.values()) for one in parts.values()), smallest)}
     else:

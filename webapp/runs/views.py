@@ -171,7 +171,9 @@ def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]
             "alerts": alerts.open_events(run.current_attempt) if run.is_live else [],
             "events": run.events.select_related("actor").order_by("-id")[:EVENTS_SHOWN],
             "event_count": run.events.count(),
-            "attempts": run.attempts.select_related("host", "resumed_from").order_by("-number"),
+            "attempts": run.attempts.select_related("host", "resumed_from")
+            .prefetch_related("followers__host")
+            .order_by("-number"),
             "checkpoints": checkpoints,
             "evaluated": any(checkpoint.evaluation for checkpoint in checkpoints),
         }

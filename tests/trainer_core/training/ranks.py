@@ -25,6 +25,7 @@ from webapp.runs.commands import fsdp_launcher
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = "tests.trainer_core.training.ranks_program"
+HOSTS = ("alpha", "beta")
 FSDP = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
@@ -66,28 +67,21 @@ def run(output: Path, job: dict[str, Any], *, ranks: int = 1, fsdp: bool = True,
     return Done(_watch(processes, time.monotonic() + timeout), log.read_text())
 
 
-def launch(output: Path, job: dict[str, Any], *, ranks: int, timeout: float = 600) -> Done:
-    """The same under accelerate's launcher, with FSDP2."""
+def launch(output: Path, job: dict[str, Any], *, ranks: int, hosts: int = 1, timeout: float = 600) -> Done:
+    """The same under accelerate's launcher, with FSDP2: one launcher for each of the hosts "alpha", "beta", ..., which are all
+    this machine.
+    """
     output.mkdir(parents=True, exist_ok=True)
-    argv = [
-        sys.executable,
-        *fsdp_launcher(ranks, free_port()),
-        "-m",
-        PROGRAM,
-        json.dumps({**job, "output": str(output)}),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(
-        argv,
-        cwd=ROOT,
-        env=env,
-        timeout=timeout,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout)
+    port, started = free_port(), []
+    for rank in range(hosts):
+        launcher = fsdp_launcher(ranks, port, "127.0.0.1", hosts, rank)
+        argv = [sys.executable, *launcher, "-m", PROGRAM, json.dumps({**job, "output": str(output)})]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OFFBEAT_HOST": HOSTS[rank]}
+        with open(output / f"{HOSTS[rank]}.log", "wb") as log:
+            started.append(subprocess.Popen(argv, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
+    codes = [process.wait(timeout) for process in started]
+    said = [(output / f"{name}.log").read_text() for name in HOSTS[:hosts]]
+    return Done(max(map(abs, codes)), "\n".join(said))
 
 
 def _process(job: dict[str, Any], environment: dict[str, str], log: Path) -> None:

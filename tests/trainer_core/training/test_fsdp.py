@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,19 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
         )
 
 
-@pytest.mark.parametrize(("kind", "fsdp"), [("full", True), ("lora", True), ("full", False)])
-def test_two_ranks_make_the_steps_of_one(alone: Path, tiny_llama: Path, tmp_path: Path, kind: str, fsdp: bool) -> None:
+two_hosts = partial(ranks.launch, hosts=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [("full", ranks.run), ("lora", ranks.run), ("full", partial(ranks.run, fsdp=False)), ("full", two_hosts)],
+    ids=["full", "lora", "whole copies", "two hosts"],
+)
+def test_two_ranks_make_the_steps_of_one(
+    alone: Path, tiny_llama: Path, tmp_path: Path, kind: str, start: Callable[..., ranks.Done]
+) -> None:
     """Gradients, weights, and what a push sends. In the last step rank 1 has no sample, and takes part all the same."""
-    done = ranks.run(tmp_path, job(tiny_llama, 2, LORA if kind == "lora" else None), ranks=2, fsdp=fsdp)
+    done = start(tmp_path, job(tiny_llama, 2, LORA if kind == "lora" else None), ranks=2)
     found = ranks.result(tmp_path, done)
     expected = torch.load(alone / kind / "result.pt")
     assert len(found["gradients"]) == 3
@@ -75,6 +85,8 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     ("start", "what", "sentence"),
     [
         (ranks.launch, "kill", "Trainer rank 1 ended without a word; it was killed, most often for lack of memory."),
+        (two_hosts, "kill", "Trainer rank 1 on host beta ended without a word; it was killed"),
+        (two_hosts, "raise", "Trainer rank 1 on host beta: ValueError: the test wants it to fail"),
         (ranks.run, "raise", "Trainer rank 1: ValueError: the test wants it to fail"),
         (ranks.run, "hang", "Trainer rank 1 has given no sign of life for"),
     ],

@@ -46,6 +46,14 @@ def test_a_host_that_went_silent_is_shown_as_such(as_ada: Client) -> None:
     assert "has not reported for a while" in as_ada.get("/hosts/").content.decode()
 
 
+def test_addresses_are_shown_where_there_are_several_hosts(as_ada: Client) -> None:
+    seed.make_host("alpha")
+    Host.objects.update(address="10.0.0.1")
+    assert "10.0.0.1" not in as_ada.get("/hosts/").content.decode()
+    seed.make_host("beta")
+    assert "at 10.0.0.1" in as_ada.get("/hosts/").content.decode()
+
+
 def gpu_host() -> Host:
     """A host with a GPU in two slots, and one that does not tell its use."""
     host = seed.make_host("rack")

@@ -141,6 +141,20 @@ def test_devices_are_only_missed_when_hosts_are_known() -> None:
     assert checks.check_spec(spec_with(**wanted), None) == []
 
 
+def test_a_trainer_on_several_hosts_needs_devices_on_each() -> None:
+    wanted = {"resources__trainer_hosts": 2}
+    for name, gpus in (("big", 4), ("small", 0)):
+        host = Host.objects.create(name=name, last_seen_at=timezone.now())
+        for index in range(gpus):
+            Device.objects.create(host=host, uuid=f"GPU-{name}-{index}", kind="gpu", index=index, name="H200")
+    assert the_problem(**wanted).message == (
+        "2 hosts are needed, with 2 GPUs on one for rollouts and training and 1 on each other, or a CPU slot on each, but big "
+        "has 4."
+    )
+    Device.objects.create(host=host, uuid="GPU-small-0", kind="gpu", name="H200")
+    assert checks.check_spec(spec_with(**wanted), None) == []
+
+
 def test_a_processor_does_not_help_where_gpus_are_up_since_no_run_goes_there() -> None:
     """The rule is that of claiming: a host without GPUs leaves runs to hosts with some."""
     wanted = {"resources__trainer_gpus": 2}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from django.test import Client
 
+from trainer_core.spec import ResourceSpec, RunSpec
 from webapp.hosts.models import Device, Host
 from webapp.runs.commands import Command, TrainerPlan, preview, serve_command, shell_text, train_command
 from webapp.runs.sample import sample_spec
@@ -22,6 +23,18 @@ def test_the_preview_is_what_will_be_started(device: str) -> None:
     assert [word.replace("PORT", "8123") if word == "PORT" else word for word in shown["vLLM server"]] == words
     plan = TrainerPlan(Path("RUN"), Path("RUN/attempts/1"), Path("/models/m"), ["http://127.0.0.1:PORT"], None, 1, None)
     assert shown["Trainer"][1:] == train_command(plan).argv[1:]
+
+
+def test_each_host_of_several_starts_its_share_of_the_ranks() -> None:
+    spec = RunSpec(resources=ResourceSpec(trainer_gpus=4, trainer_hosts=2))
+    text = preview(spec, "MODEL", "cuda")[1]["text"]
+    assert "--num_machines 2 --num_processes 8 --machine_rank 0 --main_process_ip ADDRESS --same_network" in text
+    assert (
+        spec.samples_per_step
+        == 8 * spec.training.per_device_train_batch_size * spec.training.gradient_accumulation_steps
+    )
+    alone = preview(RunSpec(resources=ResourceSpec(trainer_gpus=4)), "MODEL", "cuda")[1]["text"]
+    assert "--num_machines 1 --num_processes 4 --main_process_port" in alone
 
 
 def test_several_api_servers_are_asked_for_and_rule_out_adapters() -> None:

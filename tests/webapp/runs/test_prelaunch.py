@@ -148,6 +148,24 @@ def test_the_picture_marks_what_the_run_would_get(qwen: str, ada: Any) -> None:
     assert "behind 1 that wait already" in prelaunch.before_launch(spec, 100)["waits"][0]
 
 
+def test_a_run_over_two_hosts_is_drawn_on_both(qwen: str, ada: Any) -> None:
+    gpu_host("a", 3)
+    devices = gpu_host("b", 2)
+    spec = RunSpec(model=ModelSpec(path=qwen), resources=ResourceSpec(trainer_gpus=2, trainer_hosts=2))
+    answer = prelaunch.before_launch(spec, 100)
+    roles = {host["name"]: [device["roles"] for device in host["devices"]] for host in answer["hosts"]}
+    assert roles == {"a": [["server"], ["trainer"], ["trainer"]], "b": [["trainer"], ["trainer"]]}
+    assert answer["waits"][0] == "Starts at once on a and b, with 1 GPU to generate and 2 to train on each."
+    alone = spec.model_copy(update={"resources": ResourceSpec(trainer_gpus=2)})
+    parts = [dict(prelaunch.before_launch(each, 100)["memory"]["rows"][0]["parts"]) for each in (spec, alone)]
+    assert parts[0]["weights"] < parts[1]["weights"], "sharded over four processes instead of two"
+    holder = seed.make_run(ada, "holder", steps=0, rollouts=False)
+    Lease.objects.create(device=devices[0], attempt=holder.current_attempt, purpose="server")
+    assert prelaunch.before_launch(spec, 100)["waits"][0] == (
+        "Waits for 1 GPU to generate and 2 to train on each of a and b, held by run holder."
+    )
+
+
 def test_a_host_without_gpus_takes_runs_only_where_no_gpu_is_up(db: None) -> None:
     cpu = seed.make_host("cpu")
     gpus = gpu_host("gpus", 2)
