@@ -40,8 +40,17 @@ def test_what_every_server_gets():
 
 
 def test_the_backend_follows_the_device():
-    for device, gpus, backend in (("cpu", 1, "gloo"), ("cuda", 1, "nccl-staged"), ("cuda", 2, "nccl")):
-        found = flags(command(device, resources={"rollout_gpus": gpus}))
+    for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
+        assert json.loads(flags(command(device))["--weight-transfer-config"]) == {"backend": backend}
+
+
+@pytest.mark.parametrize("wanted", ["nccl", "nccl-staged", "gloo"])
+def test_the_run_may_choose_the_backend_where_there_is_a_choice(wanted):
+    server = {"weight_transfer": wanted}
+    for device, place, backend in (
+        ("cuda", {"apart": True}, wanted), ("cuda", {"apart": False}, "gloo"), ("cpu", {}, "gloo"),
+    ):  # fmt: skip
+        found = flags(command(device, place=place, server=server))
         assert json.loads(found["--weight-transfer-config"]) == {"backend": backend}
 
 
@@ -51,7 +60,7 @@ def test_on_a_shared_gpu_the_server_takes_its_part_and_weights_do_not_go_over_nc
     assert json.loads(found["--weight-transfer-config"]) == {"backend": "gloo"}
     found = flags(command("cuda", place={"gpu_share": 1 / 6, "apart": True}))
     assert found["--gpu-memory-utilization"] == "0.15"
-    assert json.loads(found["--weight-transfer-config"]) == {"backend": "nccl-staged"}
+    assert json.loads(found["--weight-transfer-config"]) == {"backend": "nccl"}
 
 
 def test_lora_is_pushed_as_the_run_says():

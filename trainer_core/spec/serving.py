@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from trainer_core.spec.section import ADVANCED, Dtype, Section
@@ -41,6 +43,12 @@ class ServerSpec(Section):
     weight_sync_timeout: float = Field(
         1800.0, gt=0, title="Weight push timeout (s)", json_schema_extra=ADVANCED,
         description="One push of new weights to the server.",
+    )  # fmt: skip
+    weight_transfer: Literal["auto", "nccl", "nccl-staged", "gloo"] = Field(
+        "auto", title="Weight transfer", json_schema_extra=ADVANCED,
+        description="How whole weights go to the server: nccl while it stands still, nccl-staged beside the running model, so "
+        "that it stands still for less (not yet measured on two GPUs), gloo through the memory of the host. auto: nccl. On a "
+        "CPU, and on a GPU that server and trainer share, gloo whatever is set.",
     )  # fmt: skip
     max_restarts: int = Field(3, ge=0, title="Restarts", description="How often a server that died is started again "
                               "in one attempt.", json_schema_extra=ADVANCED)  # fmt: skip

@@ -74,7 +74,8 @@ class NcclSync(StreamedSync):
         finally:
             self._on_all("resuming the servers", ServerApi.resume)
         watch.lap("resume")
-        return PushReport(watch.total(), watch.total(), transfer_s, watch.laps)
+        total_s = watch.total()
+        return PushReport(total_s, total_s, transfer_s, watch.laps)
 
 
 def _nccl_module() -> Any:

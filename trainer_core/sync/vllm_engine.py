@@ -213,7 +213,7 @@ class StagedGlooEngine(StagedEngine):
         )
 
     def _empty(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return torch.empty(shape, dtype=dtype)
 
 
 class StagedNcclEngine(StagedEngine):

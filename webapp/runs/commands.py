@@ -49,14 +49,10 @@ def uses_adapter_sync(spec: RunSpec, device: Device) -> bool:
 
 
 def transfer_backend(spec: RunSpec, device: Device, apart: bool) -> str:
-    """How full weights travel. NCCL refuses two processes on one GPU, so then they go through the host's memory.
-
-    A server over several GPUs runs collectives of its own, beside which nobody has tried to receive weights: those go by
-    vLLM's own engine, for which generation stands still.
-    """
+    """How full weights travel. NCCL refuses two processes on one GPU, so then they go through the host's memory."""
     if device == "cpu" or not apart:
         return "gloo"
-    return "nccl-staged" if spec.resources.rollout_gpus == 1 else "nccl"
+    return "nccl" if spec.server.weight_transfer == "auto" else spec.server.weight_transfer
 
 
 def serve_command(

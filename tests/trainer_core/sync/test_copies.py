@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from tests.trainer_core.attention.models import make
 from trainer_core.sync.vllm_copies import NotLearnable, learn
 
 
@@ -125,3 +129,14 @@ def test_parameters_that_share_memory_are_left_to_the_loaders() -> None:
     model.other = nn.Parameter(whole[4:], requires_grad=False)
     with pytest.raises(NotLearnable, match="other shares its memory"):
         learn(model, received())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+def test_copies_do_what_the_loaders_of_a_real_vllm_model_do(family: str, tmp_path: Path) -> None:
+    """Without a server: there the model is as it is on a GPU, while a CPU server gives its weights another form."""
+    make(family).save_pretrained(tmp_path)
+    command = [sys.executable, "-m", "tests.trainer_core.sync.copies_program", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert " copies of " in ended.stdout
