@@ -117,9 +117,13 @@ def test_touched_keeps_order_and_whole_layers():
 
 
 def test_what_is_announced_is_what_is_made():
-    weights = full_weights(AutoModelForCausalLM.from_pretrained(tiny_llama(), dtype=torch.float32))
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama(), dtype=torch.float32)
+    weights = full_weights(model)
     announced = manifest(weights, torch.bfloat16)
     tensors = list(made(weights, torch.bfloat16, torch.device("cpu")))
     assert [list(tensor.shape) for tensor in tensors] == announced["shapes"]
     assert set(announced["dtype_names"]) == {"bfloat16"} == {str(tensor.dtype).split(".")[1] for tensor in tensors}
     assert all(tensor.is_contiguous() for tensor in tensors)
+    cast_before = dict(model.to(torch.bfloat16).named_parameters())
+    for name, tensor in zip(announced["names"], tensors, strict=True):
+        assert torch.equal(tensor, cast_before[name])
