@@ -92,6 +92,12 @@ def explain(what: str, returncode: int, log_text: str) -> str:
     return f"{what} ended with code {returncode}" + (f": {error}" if error else "; its log says why.")
 
 
+def rank_code(returncode: int, log_text: str) -> int:
+    """The signal, as a negative code, that killed a process under `accelerate launch`; its own code is 1 whatever happened."""
+    killed = re.search(r"^\s*exitcode\s*: (-\d+) ", log_text, re.M)
+    return int(killed[1]) if killed else returncode
+
+
 def _last_exception(log_text: str) -> str | None:
     """The line that ends the last Python traceback, e.g. "ValueError: no such thing"."""
     matches = re.findall(

@@ -85,3 +85,12 @@ def test_progress_bars_are_one_line() -> None:
     text = "start\n 1%|#\r 50%|##\r100%|###\n\n   \nlast\n"
     assert failures.last_lines(text) == ["start", "100%|###", "last"]
     assert failures.last_lines(text, 1) == ["last"]
+
+
+def test_a_rank_that_was_killed_is_told_from_its_launchers_own_end() -> None:
+    log = "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 0)\n  exitcode  : -9 (pid: 3272)\n"
+    assert failures.rank_code(1, log) == -9
+    assert failures.rank_code(1, log.replace("-9", "1")) == 1
+    assert failures.explain("The trainer's part on host b", -9, log) == (
+        "The trainer's part on host b was killed by signal 9 (out of memory?); resume to go on from the last checkpoint."
+    )

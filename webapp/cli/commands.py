@@ -78,7 +78,7 @@ def runs_show(options: argparse.Namespace) -> int:
             f"step       {summary['step']} of {summary.get('max_steps')}, reward {_number(summary.get('reward'), '.4f')}"
         )
     for attempt in run["attempts"]:
-        print(f"attempt {attempt['number']}  {attempt['state']} on {attempt['host'] or 'no host yet'}")
+        print(f"attempt {attempt['number']}  {attempt['state']} on {' and '.join(attempt['hosts']) or 'no host yet'}")
     for checkpoint in api.call("GET", f"/runs/{run['id']}/checkpoints"):
         size = _size(checkpoint["size_bytes"])
         print(f"checkpoint {checkpoint['id']}  step {checkpoint['step']}, {checkpoint['kind']}, {size}, "

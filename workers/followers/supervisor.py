@@ -134,7 +134,8 @@ class FollowerSupervisor(Supervising[Follower]):
                 State.STOPPED, "The ranks of the first host ended, and these with them.", exit_code=returncode
             )
         what = f"The trainer's part on host {self.holder.host.name}"
-        return Outcome(State.FAILED, failures.explain(what, returncode, log), failures.last_lines(log), returncode)
+        code = failures.rank_code(returncode, log)
+        return Outcome(State.FAILED, failures.explain(what, code, log), failures.last_lines(log), code)
 
     def end(self, outcome: Outcome | None) -> None:
         """End every process of this host's part, prove that none is left, and give its devices back."""
