@@ -4,7 +4,8 @@ Every run is stored, queued, claimed with leases and supervised as the studio do
 this program asks workers.claiming itself, as the task does. All phases share the GPUs through slots. At the same time the
 vLLM server for timing weight pushes starts; the pushes are timed when the runs are over. docs/performance.md has results.
 
-    python -m bench.gpu_e2e --out FOLDER                    a host with two GPUs; 400 s
+    python -m bench.gpu_e2e --out FOLDER                    a host with two GPUs; 500 s
+    python -m bench.gpu_e2e --out FOLDER --phases adapter,shared,push                  one GPU is enough for these
     python -m bench.gpu_e2e --out FOLDER --cpu --model DIR  the same program without a GPU, for a tiny model
 
 Writes results.json (every few seconds), summary.txt and logs.tar.xz. What is not over `--seconds` after the start is stopped.
@@ -28,8 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 HOST = "gpu-e2e"
 SLOTS = 8
 LEAVING_S = 4.0
-STOP_S, KILL_S, PUSH_S = 45.0, 15.0, 75.0
+STOP_S, KILL_S, PUSH_S = 45.0, 15.0, 120.0
 """Seconds before the end at which runs are stopped, everything left is killed, and pushes are timed at the latest."""
+PUSHED_BY = ("nccl", "nccl-staged")
 ENVIRONMENT = {
     "OFFBEAT_HOST": HOST, "CELERY_BROKER_URL": "memory://", "DJANGO_SETTINGS_MODULE": "webapp.settings",
     # Multicast over NVLink needs rights that a shared host does not give.
@@ -66,8 +68,7 @@ class Bench:
         self.end = begin + arguments.seconds
         self.found = found
         self.watched: list[Any] = []
-        self.push: subprocess.Popen[bytes] | None = None
-        self.go_file = home / "push-now"
+        self.pushes: dict[str, subprocess.Popen[bytes]] = {}
         self.passed = False
         self._saved = 0.0
 
@@ -81,15 +82,16 @@ class Bench:
             if wanted is None or phase.name in wanted:
                 self._guarded(phase.name, lambda phase=phase: self._start(phase))
         if not self.arguments.cpu and (wanted is None or "push" in wanted):
-            self._guarded("push", self._start_push)
+            for backend in PUSHED_BY:
+                self._guarded("push", lambda backend=backend: self._start_push(backend))
         stopped = False
         while time.time() < self.end - KILL_S and not self._over():
             for run in self.watched:
                 self._guarded(run.phase.name, run.look)
             ended = all(run.ended for run in self.watched)
             left = self.end - time.time()
-            if (ended or left < PUSH_S) and not self.go_file.exists():
-                self.go_file.touch()
+            if ended or left < PUSH_S:
+                self._time_pushes()
             if left < STOP_S and not stopped:
                 stopped = True
                 self._stop_runs()
@@ -97,7 +99,8 @@ class Bench:
             time.sleep(0.25)
 
     def _over(self) -> bool:
-        return all(run.ended for run in self.watched) and (self.push is None or self.push.poll() is not None)
+        pushed = all(process.poll() is not None for process in self.pushes.values())
+        return pushed and all(run.ended for run in self.watched)
 
     def _guarded(self, name: str, action: Any) -> None:
         """One phase that fails must not stop the others."""
@@ -136,7 +139,17 @@ class Bench:
         held = [f"{lease.device} for {lease.purpose}" for lease in attempt.leases.select_related("device")]
         print(f"{time.time() - self.begin:6.1f} s {phase.name}: {run.reason} {held}", flush=True)
 
-    def _start_push(self) -> None:
+    def _time_pushes(self) -> None:
+        """Let the next of the waiting programs begin, when those before it are over."""
+        for backend, process in self.pushes.items():
+            if process.poll() is None:
+                self._go_file(backend).touch()
+                return
+
+    def _go_file(self, backend: str) -> Path:
+        return self.home / f"go-{backend}"
+
+    def _start_push(self, backend: str) -> None:
         from webapp.hosts.models import Device
         from webapp.hosts.placement import SLOT_MARK
 
@@ -146,14 +159,17 @@ class Bench:
             sys.executable,
             "-m",
             "bench.support.gpu_push",
+            "--backend",
+            backend,
             "--out",
-            str(self.home / "push.json"),
+            str(self.home / backend / "push.json"),
             "--go",
-            str(self.go_file),
+            str(self._go_file(backend)),
         ]
         command += ["--gpus", *uuids[:2], "--end", str(self.end - KILL_S)]
-        with open(self.home / "push.log", "wb") as log:
-            self.push = subprocess.Popen(
+        (self.home / backend).mkdir()
+        with open(self.home / backend / "push.log", "wb") as log:
+            self.pushes[backend] = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )  # fmt: skip
 
@@ -175,8 +191,8 @@ class Bench:
             self._guarded(run.phase.name, run.look)
             if not run.ended and run.attempt.supervisor_pid:
                 processes.sweep(str(run.attempt.pk), {run.attempt.supervisor_pid})
-        if self.push is not None:
-            processes.end(self.push, 8.0)
+        for process in self.pushes.values():
+            processes.end(process, 8.0)
         self._guarded("left behind", self._look_around)
         self._save(every=0.0)
         text = summary(self.found)
@@ -210,8 +226,9 @@ class Bench:
         self.found["seconds"] = round(time.time() - self.begin, 1)
         for run in self.watched:
             self._guarded(run.phase.name, lambda run=run: self.found["phases"].update({run.phase.name: run.result()}))
-        with suppress(FileNotFoundError, json.JSONDecodeError):
-            self.found["push"] = json.loads((self.home / "push.json").read_text())
+        for backend in self.pushes:
+            with suppress(FileNotFoundError, json.JSONDecodeError):
+                self.found.setdefault("push", {})[backend] = json.loads((self.home / backend / "push.json").read_text())
         path = self.arguments.out / "results.json"
         path.with_suffix(".tmp").write_text(json.dumps(self.found, indent=1, default=str))
         path.with_suffix(".tmp").replace(path)

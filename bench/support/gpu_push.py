@@ -47,7 +47,7 @@ def main() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    log = arguments.out.with_suffix(".log")
+    log = arguments.out.with_name("server.log")
     process = _start_server(folder, port, server_gpu, log, arguments.backend, hosts)
     found: dict[str, Any] = {"backend": arguments.backend, "gpus": len(set(arguments.gpus))}
     try:

@@ -29,8 +29,8 @@ def summary(found: dict[str, Any]) -> str:
         lines.append("  reward: " + ", ".join(f"{step}:{reward:.2f} ({at:.0f} s)" for step, at, reward in marks))
         lines += [f"  {event['level']}: {event['text']}" for event in run["events"] if event["level"] != "info"][:8]
         lines.append("")
-    for name, push in (found.get("push") or {}).items():
-        lines.append(f"push, {name}: {push}")
+    for backend, pushed in (found.get("push") or {}).items():
+        lines += [f"push by {backend}, {name}: {push}" for name, push in pushed.items()]
     lines.append(f"left behind: {found.get('left_behind')}")
     lines += [f"PROBLEM {problem}" for problem in found["problems"]]
     return "\n".join(lines) + "\n"

