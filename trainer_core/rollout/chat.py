@@ -36,6 +36,8 @@ class Chat:
         self._parse = parser_for(template or "")
         self._schemas: dict[Any, dict[str, Any]] = {}
         self._appends: bool | None = None
+        self._one_call: bool | None = None
+        self._shown: dict[tuple[str, ...], bool] = {}
 
     def first_prompt(self, prompt: Sequence[Message] | str, tools: Tools) -> list[int]:
         """Token ids that the first turn continues. Text without tools is continued as it is."""
@@ -57,11 +59,16 @@ class Chat:
 
         `answer` is what `turn` said, `results` the messages after it, `conversation` all messages, these included.
         """
+        alone = len(answer.get("tool_calls", ())) > 1 and self.takes_one_call(tools)
         if turn.output_ids and self.appends(tools):
             end = self._tokenizer.decode(turn.output_ids[-1:])
-            added = self._added(answer, results, end, tools)
+            # Of an answer only the end matters here, and that is the end of its last call.
+            ending = {**answer, "tool_calls": answer["tool_calls"][-1:]} if alone else answer
+            added = self._added(ending, results, end, tools)
             if added is not None:
                 return turn.prompt_ids + turn.output_ids + self._encode(added)
+        if self.takes_one_call(tools):
+            conversation = _call_by_call(conversation)
         return self._encode(self._render(conversation, tools, generate=True))
 
     def read(self, output_ids: Sequence[int], tools: Tools) -> tuple[str, list[ToolCall]]:
@@ -104,6 +111,31 @@ class Chat:
                 self._appends = kept and thinks and joined == self._encode(whole)
         return self._appends
 
+    def takes_one_call(self, tools: Tools) -> bool:
+        """Whether the template refuses an answer with several calls, as Llama 3.1's does; found out once."""
+        if self._one_call is None:
+            call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+            result: Message = {"role": "tool", "name": "f", "content": "1"}
+
+            def writes(count: int) -> bool:
+                answer: Message = {"role": "assistant", "content": "", "tool_calls": [call] * count}
+                try:
+                    self._render([_QUESTION, answer, *[result] * count], tools)
+                except (TemplateError, TypeError, KeyError):  # no tools in this template
+                    return False
+                return True
+
+            self._one_call = writes(1) and not writes(2)
+        return self._one_call
+
+    def shows(self, tools: Tools) -> bool:
+        """Whether the template tells the model of these tools; found out once for each choice of tools."""
+        names = tuple(tools)
+        if names not in self._shown:
+            prompt = self._render([_QUESTION], tools, generate=True)
+            self._shown[names] = all(name in prompt for name in names)
+        return self._shown[names]
+
     def _added(self, answer: Message, results: Sequence[Message], end: str, tools: Tools) -> str | None:
         """The text after an answer's last token; None when the template does not end an answer with that token."""
         before = self._render([_QUESTION, answer], tools)
@@ -138,6 +170,21 @@ class Chat:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _call_by_call(conversation: Sequence[Message]) -> list[Message]:
+    """The same conversation with a message of its own for each call, followed by the call's result."""
+    messages: list[Message] = []
+    waiting: list[Message] = []  # calls of an answer that are still to be written
+    for message in conversation:
+        if message["role"] == "tool" and waiting and messages[-1]["role"] == "tool":
+            messages.append(waiting.pop(0))
+        messages.append(message)
+        calls = message.get("tool_calls", ())
+        if len(calls) > 1:
+            messages[-1] = {**message, "tool_calls": calls[:1]}
+            waiting = [{**message, "content": "", "tool_calls": [call]} for call in calls[1:]]
+    return messages
 
 
 def _another(answer: Message) -> Message:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from trainer_core.rollout.loop import AsyncRolloutLoop
 
 
+TOOLS_NOT_SHOWN = (
+    "The model's chat template says nothing of the tools ({}), so the model does not know them; describe them and the form of "
+    "a call in the prompt, or choose a model whose template has tools."
+)
+
+
 class PromptTooLong(GenerationError):
     """The prompt leaves no room for a completion in the server's context."""
 
@@ -37,6 +43,8 @@ async def take_turns(
     left, tool_turns, exhausted = config.max_completion_length, 0, False
     begins = prompt if isinstance(prompt, str) and not tools else rollout.prompt
     prompt_ids = loop.chat.first_prompt(begins, tools)
+    if not loop.chat.shows(tools):
+        loop.monitor.event_once("warning", "tools_not_shown", TOOLS_NOT_SHOWN.format(", ".join(tools)))
     while True:
         max_tokens = _room(loop, len(prompt_ids), left, first=not rollout.turns)
         if max_tokens < 1:

@@ -1,8 +1,8 @@
-"""Chat templates written for tests, each with a habit of the family it is named after, on the byte tokenizer."""
+"""Chat templates on the byte tokenizer: published ones, and some written for tests, each with a habit of a family."""
 
 from __future__ import annotations
 
-import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,25 +77,37 @@ LLAMA3 = (
     "{% else %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-_LLAMA3_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+# Tokens that the byte tokenizer lacks, by one that a template holds: the beginning and end of a text come first.
+_TOKENS = {
+    "<|start_header_id|>": ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"],
+    "<｜Assistant｜>": ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"],
+}
+PUBLISHED = ("qwen2_5", "qwen3", "qwen3_5_think", "llama3", "llama3_1", "llama3_2", "deepseek_r1_distill")
+"""Those that published models came with. TRL keeps copies, with the model and commit of each in a README beside them."""
 
 
 def byte_tokenizer(template: str) -> Any:
     """The byte tokenizer of the tiny models with another chat template, and the tokens it needs."""
     tokenizer = tiny_tokenizer()
-    if "<|start_header_id|>" in template:
-        tokenizer.add_special_tokens({"additional_special_tokens": _LLAMA3_TOKENS})
-        tokenizer.eos_token, tokenizer.bos_token = "<|eot_id|>", "<|begin_of_text|>"
+    for marker, tokens in _TOKENS.items():
+        if marker in template:
+            tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+            tokenizer.bos_token, tokenizer.eos_token = tokens[:2]
     tokenizer.chat_template = template
     return tokenizer
 
 
-def at_hand() -> dict[str, Any]:
-    """Templates of published models, which are not part of this repository: files of the folder OFFBEAT_TEST_TEMPLATES."""
-    folder = os.environ.get("OFFBEAT_TEST_TEMPLATES")
-    paths = sorted(Path(folder).glob("*.jinja")) if folder else []
+def published() -> dict[str, Any]:
+    """The templates of PUBLISHED, read from the package trl, which is not imported."""
+    package = find_spec("trl")
+    assert package is not None, "trl is not installed; it is in the test extra"
+    assert package.submodule_search_locations is not None
+    folder = Path(package.submodule_search_locations[0]) / "chat_templates"
     # As the loader of transformers reads a template from a file: without the line end behind the last tag.
-    return {f"published {path.stem}": byte_tokenizer(path.read_text().removesuffix("\n")) for path in paths}
+    return {
+        f"published {name}": byte_tokenizer((folder / f"{name}.jinja").read_text().removesuffix("\n"))
+        for name in PUBLISHED
+    }
 
 
 def smollm2() -> Any | None:

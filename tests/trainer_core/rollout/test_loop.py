@@ -227,3 +227,50 @@ def test_tools_and_environments_turn_by_turn(make: MakeTrainer, server: StubServ
     assert values["tools/failure_frequency"] == 0
     assert values["env/reset_s"] >= 0
     assert values["tools/loop_exhausted_frac"] == 0
+    # the template of the tiny models knows no tools
+    assert [(event.name, event.level) for event in trainer.events] == [("tools_not_shown", "warning")]
+    assert "says nothing of the tools (doubled, look)" in trainer.events[0].text
+
+
+def test_all_turns_together_stay_within_the_token_limit(
+    make: MakeTrainer, server: StubServer, tiny_model: Path
+) -> None:
+    """A model that calls for ever: each turn may use what earlier ones left, and the last one is cut."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    call = tokenizer.encode('<tool_call>{"name": "doubled", "arguments": {"number": 21}}</tool_call>')
+    limit = 3 * len(call) - 10
+    server.reply = lambda body: call[: body["max_tokens"]]  # type: ignore[method-assign]
+    server.context = 4096
+    trainer = make(tools=[doubled], max_completion_length=limit, rewards=[by_length], max_staleness=0)
+    trainer.run(lambda t: t.train(1))
+    asked = {request["max_tokens"] for request in server.requests}
+    assert asked == {limit, limit - len(call), limit - 2 * len(call)}
+    for sample in trainer.samples:
+        assert sample.truncated
+        assert sample.completion_mask.sum() == limit
+
+
+def test_turns_with_calls_have_a_limit(make: MakeTrainer, server: StubServer, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    call = tokenizer.encode('<tool_call>{"name": "doubled", "arguments": {"number": 21}}</tool_call>')
+    server.reply = lambda body: call  # type: ignore[method-assign]
+    server.context = 4096
+    trainer = make(
+        tools=[doubled], max_completion_length=3000, max_tool_calling_iterations=2, rewards=[by_length], max_staleness=0
+    )
+
+    async def body(trainer: MiniTrainer) -> None:
+        await trainer.train(1)
+        await asyncio.sleep(1.2)
+
+    trainer.run(body)
+    lines = [json.loads(line)["rollout"] for line in trainer.rollouts_path.read_text().splitlines()]  # type: ignore[union-attr]
+    assert {line["turns"] for line in lines} == {3}
+    assert {len(line["completion"]) for line in lines} == {5}, "the calls of the last turn are not made"
+    values = trainer.metrics.flush()
+    assert values["tools/loop_exhausted_frac"] == 1
+    assert values["tools/call_frequency"] == 2
