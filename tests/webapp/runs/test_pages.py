@@ -72,6 +72,19 @@ def test_a_failure_shows_the_lines_of_its_log(as_ada: Client, ada: User) -> None
     assert "step 3 loss" not in page
 
 
+def test_an_event_shows_its_traceback_as_text(as_ada: Client, run: Run) -> None:
+    """What went wrong in a reward function is read where it is said."""
+    Event.objects.create(
+        run=run, attempt=run.current_attempt, created_at=run.created_at, level=Event.Level.WARNING, name="reward_error",
+        text="Reward judge failed on a group: KeyError: 'gold'",
+        data={"traceback": 'Traceback (most recent call last):\n  File "reward.py", line 3, in <module>\n'},
+    )  # fmt: skip
+    for tab in ("", "events/"):
+        page = as_ada.get(f"/runs/{run.pk}/{tab}").content.decode()
+        assert "<summary>Traceback</summary>" in page
+        assert "line 3, in &lt;module&gt;" in page
+
+
 def digest_of(html: str) -> str:
     found = re.search(r"seen=(\w+)", html)
     assert found is not None
