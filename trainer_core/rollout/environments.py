@@ -6,6 +6,7 @@ An environment may have a `close`, which is called when it is thrown away and wh
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable
@@ -74,7 +75,8 @@ class EnvironmentPool:
             async with asyncio.timeout(self._timeout) as deadline:
                 if inspect.iscoroutinefunction(function):
                     return await function(**arguments)
-                return await loop.run_in_executor(self._executor, lambda: function(**arguments))
+                result = await loop.run_in_executor(self._executor, lambda: function(**arguments))
+                return await result if inspect.isawaitable(result) else result
         except TimeoutError as error:
             if not deadline.expired():
                 raise  # the environment's own
@@ -85,4 +87,10 @@ class EnvironmentPool:
 def environment_tools(environment: Any) -> dict[str, Tool]:
     """The public methods of an environment that the model may call."""
     names = [name for name in dir(environment) if not name.startswith("_") and name not in RESERVED]
-    return tool_table([getattr(environment, name) for name in names if inspect.ismethod(getattr(environment, name))])
+    # A property is not looked at: that would run it.
+    methods = [
+        getattr(environment, name)
+        for name in names
+        if not isinstance(inspect.getattr_static(environment, name), property | functools.cached_property)
+    ]
+    return tool_table([method for method in methods if inspect.ismethod(method)])

@@ -80,7 +80,13 @@ class Session:
             raise RuntimeError(f"the OpenEnv server at {self.url} ended the session: {error}") from error
         content = answer.get("data") or {}
         if answer.get("type") == "error":
-            raise RuntimeError(f"{content.get('message', 'error')} ({content.get('code', 'no code')})")
+            raise RuntimeError(f"{_problem(content)} ({content.get('code', 'no code')})")
         if answer.get("type") != "observation" or "observation" not in content:
             raise RuntimeError(f"the OpenEnv server at {self.url} answered a {kind} with {str(answer)[:200]}")
         return Result(content["observation"], content.get("reward"), bool(content.get("done")))
+
+
+def _problem(content: dict[str, Any]) -> str:
+    """What an error says; of an action with wrong fields which ones, so that a model can do better."""
+    wrong = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in content.get("errors", ())]
+    return "; ".join([str(content.get("message", "error")), *wrong])

@@ -1,5 +1,6 @@
-"""OpenEnv: its client contract, by a stand-in with the shapes of openenv-core 0.3 (the package brings too much along), and a
-server that speaks its protocol.
+"""OpenEnv: its client contract by a stand-in with the shapes of its clients, and a server that speaks its protocol.
+
+test_openenv_itself.py has the package's own server and client.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ import asyncio
 import functools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from aiohttp import WSMsgType, web
@@ -59,10 +61,13 @@ class Client:
 
 
 class SyncClient:
-    """One whose calls are not awaited."""
+    """One whose calls are not awaited, and take their time."""
 
     def reset(self, **options: Any) -> StepResult:
+        time.sleep(0.4)
         return StepResult(Seen(hint="sync"))
+
+    def close(self) -> None: ...
 
 
 def test_an_episode() -> None:
@@ -94,8 +99,57 @@ def test_the_action_can_be_described_to_a_model() -> None:
     assert schema["parameters"]["properties"]["action"]["type"] == "object"
 
 
-def test_a_sync_client() -> None:
-    assert asyncio.run(OpenEnv(SyncClient, Guess).reset()).startswith('{"hint": "sync"}')
+def test_a_sync_client_holds_up_nobody() -> None:
+    async def play() -> None:
+        environment = OpenEnv(SyncClient, Guess)
+        opening = asyncio.create_task(environment.reset())
+        longest, last = 0.0, time.perf_counter()
+        while not opening.done():
+            await asyncio.sleep(0.01)
+            longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+        assert opening.result().startswith('{"hint": "sync"}')
+        assert longest < 0.3, "the event loop stood still"
+        await environment.close()
+
+    asyncio.run(play())
+
+
+class Slow(Client):
+    """Hangs at the first step of the first client."""
+
+    made: ClassVar[list[Slow]] = []
+    closed = False
+
+    def __init__(self) -> None:
+        Slow.made.append(self)
+
+    async def step(self, action: Guess) -> StepResult:
+        if len(Slow.made) == 1:
+            await asyncio.sleep(100)
+        return await super().step(action)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_a_client_whose_call_was_given_up_is_not_asked_again() -> None:
+    """What it still answers would be taken for the answer of the next call."""
+
+    async def play() -> None:
+        environment = OpenEnv(Slow, Guess)
+        await environment.reset(seed=7)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await environment.act(action={"number": 3})
+        with pytest.raises(RuntimeError, match="the episode is over: a call took too long"):
+            await environment.act(action={"number": 3})
+        await environment.reset(seed=7)
+        assert len(Slow.made) == 2
+        assert await environment.act(action={"number": 3}) == '{"hint": "higher"}'
+        await environment.close()
+        assert [client.closed for client in Slow.made] == [True, True]
+
+    asyncio.run(play())
 
 
 def test_a_run(make: MakeTrainer, server: StubServer, tiny_model: Any) -> None:
@@ -166,9 +220,11 @@ class Game:
                 else:
                     result = await client.step(Guess(**asked["data"]))
             except ValidationError:
-                await socket.send_json({"type": "error", "data": {"message": "no number", "code": "VALIDATION_ERROR"}})
+                wrong = [{"loc": ["number"], "msg": "Field required"}]
+                data = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": wrong}
+                await socket.send_json({"type": "error", "data": data})
                 continue
-            seen = result.observation.model_dump(exclude={"done", "reward", "metadata"})
+            seen = result.observation.model_dump(exclude={"done", "reward"})
             data = {"observation": seen, "reward": result.reward, "done": result.done}
             await socket.send_json({"type": "observation", "data": data})
         self.open -= 1
@@ -191,7 +247,7 @@ def test_an_episode_on_a_server(game: Game) -> None:
         assert json.loads(fields)["number"]["description"] == "From 0 to 9"
         assert await environment.act(action={"number": 3}) == '{"hint": "higher"}'
         assert await other.act(action={"number": 3}) == '{"hint": "lower"}'
-        with pytest.raises(RuntimeError, match=r"no number \(VALIDATION_ERROR\)"):
+        with pytest.raises(RuntimeError, match=r"Invalid message; number: Field required \(VALIDATION_ERROR\)"):
             await environment.act(action={"numbre": 3})
         assert await environment.act(action={"number": 7}) == '{"hint": "found"} The episode is over.'
         assert environment.get_reward() == pytest.approx(0.9)

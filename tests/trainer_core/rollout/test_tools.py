@@ -157,6 +157,44 @@ class Counter:
     def _hidden(self) -> None: ...
 
 
+class Lazy:
+    """Everything that may be asked of it gives something to await, and nothing of it is declared async."""
+
+    def __call__(self) -> Any:
+        async def make() -> Lazy:
+            return self
+
+        return make()
+
+    def reset(self, **row: Any) -> Any:
+        async def begin() -> str:
+            return "begun"
+
+        return begin()
+
+    @property
+    def connection(self) -> Any:
+        raise RuntimeError("a property was looked at")
+
+    def get_reward(self) -> Any:
+        async def score() -> float:
+            return 0.5
+
+        return score()
+
+
+def test_what_an_environment_gives_is_awaited_and_its_properties_are_left_alone() -> None:
+    async def use() -> None:
+        pool = EnvironmentPool(Lazy(), ToolThreads(), MetricValues(), 5.0)
+        async with pool.lease() as environment:
+            assert isinstance(environment, Lazy)
+            assert await pool.reset(environment, {}) == "begun"
+            assert environment_tools(environment) == {}
+            assert await pool.reward(environment) == 0.5
+
+    asyncio.run(use())
+
+
 def test_environments_are_reset_used_again_and_thrown_away_when_they_fail() -> None:
     metrics = MetricValues()
 
