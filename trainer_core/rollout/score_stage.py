@@ -120,6 +120,7 @@ class ScoreStage:
         verdict = self._watch.observe(
             failed=bool(failures) and not len(known),
             equal=dropped == "zero_variance",
+            unscored=not failures and not len(known),
             reason=f"{failures[0].function}: {failures[0].text}" if failures else "",
         )
         if verdict is None:

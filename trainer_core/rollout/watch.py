@@ -1,4 +1,4 @@
-"""Alarms about scoring: when nothing can be scored, or every reward is the same. Pure."""
+"""Alarms about scoring: when nothing can be scored, nothing is, or every reward is the same. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ FIRST_GROUPS = 4
 """When so many groups at the start all fail to be scored, the reward functions are broken and the run fails."""
 FAILING_GROUPS = 64
 EQUAL_GROUPS = 32
+"""An alarm comes after so many groups in a row that teach nothing, and again after as many more."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,25 @@ class RewardWatch:
         self._groups = 0
         self._failing = 0
         self._equal = 0
+        self._unscored = 0
 
-    def observe(self, *, failed: bool, equal: bool, reason: str) -> Verdict | None:
-        """`failed`: no rollout could be scored because a reward function failed, as `reason` says."""
+    def observe(self, *, failed: bool, equal: bool, unscored: bool = False, reason: str = "") -> Verdict | None:
+        """`failed`: no rollout could be scored because a reward function failed, as `reason` says.
+
+        `unscored`: none was, though nothing failed; each reward was None.
+        """
         self._groups += 1
         self._failing = self._failing + 1 if failed else 0
         self._equal = self._equal + 1 if equal and not failed else 0
+        self._unscored = self._unscored + 1 if unscored and not failed else 0
         if self._failing == self._groups == FIRST_GROUPS:
             return Verdict("fatal", f"none of the first {FIRST_GROUPS} groups could be scored: {reason}")
         if self._failing == FAILING_GROUPS:
             return Verdict("fatal", f"none of the last {FAILING_GROUPS} groups could be scored: {reason}")
         if self._equal and self._equal % EQUAL_GROUPS == 0:
             text = f"all rewards were equal within each of the last {self._equal} groups, so there is nothing to learn from"
+            return Verdict("alarm", text)
+        if self._unscored and self._unscored % EQUAL_GROUPS == 0:
+            text = f"every reward of the last {self._unscored} groups was None, so there is nothing to learn from"
             return Verdict("alarm", text)
         return None

@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.trainer_core.rollout.conftest import MakeTrainer
 from tests.trainer_core.rollout.mini_trainer import MiniTrainer
 from tests.trainer_core.rollout.stub_server import StubServer
-from trainer_core.rollout import watch
+from trainer_core.rollout import score_stage, watch
 from trainer_core.rollout.loop import RolloutFailure
 from trainer_core.rollout.score_stage import RewardFailure
 from trainer_core.rollout.state import RolloutState
@@ -113,6 +113,69 @@ def test_a_group_that_begins_again_under_newer_weights_is_not_taken_for_stale(
     assert {sample.weight_version for sample in trainer.samples} == {1}
 
 
+def test_a_group_that_has_become_too_old_is_given_up(make: MakeTrainer, server: StubServer) -> None:
+    """Its requests end at once, its samples are counted as dropped, its prompt is done, and its place is free."""
+    trainer = make(rows=40, max_staleness=1, max_concurrent_rollouts=64)
+
+    async def hold(_: web.Request) -> None:
+        """The first group's four requests are answered only when it has been given up."""
+        if len(server.requests) <= 4:
+            while not trainer.dropped:
+                await asyncio.sleep(0.01)
+
+    server.fault = hold
+
+    async def body(trainer: MiniTrainer) -> None:
+        while len(server.requests) < 4:
+            await asyncio.sleep(0.01)
+        trainer.push(1)
+        await asyncio.sleep(0.2)
+        assert not trainer.dropped, "it is still fresh enough"
+        trainer.push(2)
+        await asyncio.sleep(0.2)
+        await trainer.train(3)
+        await asyncio.sleep(1.2)
+
+    trainer.run(body)
+    given_up = [message for message in trainer.dropped if message.reason == "stale"]
+    assert len(given_up) == 1, trainer.dropped
+    assert (given_up[0].epoch, given_up[0].row_index) not in {(s.epoch, s.row_index) for s in trainer.samples}
+    assert trainer.metrics.flush()["sample/dropped_stale_total"] == 4
+    assert set(trainer.trained.values()) == {1}
+    lines = [json.loads(line)["rollout"] for line in trainer.rollouts_path.read_text().splitlines()]  # type: ignore[union-attr]
+    assert given_up[0].row_index not in {line["row_index"] for line in lines if line["epoch"] == 0}
+
+
+def slow_to_score(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    time.sleep(0.1)
+    return [float(ids[0]) + index / 10 for index, ids in enumerate(completion_ids)]
+
+
+def test_groups_wait_to_be_scored_in_a_queue_of_bounded_length(
+    make: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rewards that take long hold generation back, and the metrics of the score queue say so."""
+    monkeypatch.setattr(score_stage, "SCORE_QUEUE_GROUPS", 2)
+    trainer = make(rows=60, rewards=[slow_to_score], max_staleness=8, max_concurrent_rollouts=64)
+    most: list[int] = []
+
+    async def body(trainer: MiniTrainer) -> None:
+        training = asyncio.create_task(trainer.train(8))
+        while not training.done():
+            most.append(trainer.loop.scoring.waiting)
+            await asyncio.sleep(0.005)
+        await training
+        await asyncio.sleep(1.2)
+
+    trainer.run(body)
+    assert max(most) == 2
+    values = trainer.metrics.flush()
+    assert values["rollout/score_block_s"] > 0.1, "generation was not held"
+    assert values["rollout/score_wait_s"] > 0.05
+    assert values["rollout/score_s"] > 0.1
+    assert 0 < values["rollout/score_queue_size"] <= 2
+
+
 def test_training_goes_on_while_one_of_two_servers_is_away(make: MakeTrainer, server: StubServer) -> None:
     with StubServer() as second:
         server.delay_s = second.delay_s = 0.05
@@ -161,7 +224,9 @@ def test_prompts_that_do_not_fit_are_skipped_and_said(make: MakeTrainer, server:
     assert {(message.row_index, message.reason) for message in trainer.dropped} == {(0, "too_long")}
     assert "does not fit the server's context of 256" in trainer.events[0].text
     assert all(request["max_tokens"] + len(request["prompt"]) <= 256 for request in server.requests)
-    assert trainer.metrics.flush()["rollout/clipped_prompts_total"] % 4 == 0
+    clipped = [request for request in server.requests if request["max_tokens"] < 8]
+    assert len(clipped) >= 4
+    assert trainer.metrics.flush()["rollout/clipped_prompts_total"] == len(clipped)
 
 
 def test_reward_functions_that_sometimes_fail_are_counted(make: MakeTrainer) -> None:
@@ -189,9 +254,22 @@ def always_one(completion_ids: list[list[int]], **columns: Any) -> list[float]:
     return [1.0] * len(completion_ids)
 
 
-def test_rewards_that_are_all_equal_raise_an_alarm(make: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def never_scored(completion_ids: list[list[int]], **columns: Any) -> list[None]:
+    return [None] * len(completion_ids)
+
+
+@pytest.mark.parametrize(
+    "reward, text, reason",
+    [
+        (always_one, "all rewards were equal within each of the last 5 groups", "zero_variance"),
+        (never_scored, "every reward of the last 5 groups was None", "unscorable"),
+    ],
+)
+def test_rewards_that_teach_nothing_raise_an_alarm(
+    make: MakeTrainer, monkeypatch: pytest.MonkeyPatch, reward: Any, text: str, reason: str
+) -> None:
     monkeypatch.setattr(watch, "EQUAL_GROUPS", 5)
-    trainer = make(rewards=[always_one])
+    trainer = make(rewards=[reward])
 
     async def body(trainer: MiniTrainer) -> None:
         while not trainer.events:
@@ -199,8 +277,8 @@ def test_rewards_that_are_all_equal_raise_an_alarm(make: MakeTrainer, monkeypatc
 
     trainer.run(body)
     assert trainer.events[0].name == "reward_alarm"
-    assert trainer.events[0].text.startswith("all rewards were equal within each of the last 5 groups")
-    assert {message.reason for message in trainer.dropped} == {"zero_variance"}
+    assert trainer.events[0].text.startswith(text)
+    assert {message.reason for message in trainer.dropped} == {reason}
 
 
 def hangs_on_low_tokens(completion_ids: list[list[int]], **columns: Any) -> list[float]:

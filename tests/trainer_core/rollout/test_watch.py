@@ -26,3 +26,14 @@ def test_equal_rewards_alarm_again_and_again() -> None:
     assert [alarm.kind for alarm in alarms] == ["alarm"] * 3
     assert watch.observe(failed=False, equal=False, reason="") is None
     assert not any(watch.observe(failed=False, equal=True, reason="") for _ in range(EQUAL_GROUPS - 1))
+
+
+def test_groups_that_nothing_scores_raise_an_alarm() -> None:
+    watch = RewardWatch()
+    assert not any(watch.observe(failed=False, equal=False, unscored=True) for _ in range(EQUAL_GROUPS - 1))
+    assert watch.observe(failed=False, equal=False) is None, "one that was scored begins the count anew"
+    verdicts = [watch.observe(failed=False, equal=False, unscored=True) for _ in range(EQUAL_GROUPS)]
+    assert [verdict for verdict in verdicts if verdict] == [verdicts[-1]]
+    assert verdicts[-1] is not None
+    assert verdicts[-1].kind == "alarm"
+    assert verdicts[-1].text == "every reward of the last 32 groups was None, so there is nothing to learn from"
