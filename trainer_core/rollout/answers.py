@@ -40,13 +40,33 @@ def parse_choice(
     choice: dict[str, Any], prompt_ids: list[int], sampling: Sampling, source: SupportSource, version: int
 ) -> TurnRecord:
     """A TurnRecord from one choice of an answer. Raises GenerationError when the answer is not what was asked."""
+    try:
+        return _turn(choice, prompt_ids, sampling, source, version)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise GenerationError(f"the server's answer has another form than vLLM's ({error!r})") from None
+
+
+def _turn(
+    choice: dict[str, Any], prompt_ids: list[int], sampling: Sampling, source: SupportSource, version: int
+) -> TurnRecord:
     ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
     if ids is None or logprobs is None:
         raise GenerationError(f"the server's answer lacks token ids or their log-probabilities; {NEWER}")
-    try:
-        log_probs, entries = (_generated if source == "mask" else _completed)(logprobs)
-    except (KeyError, TypeError) as error:
-        raise GenerationError(f"the server's log-probabilities have another form than vLLM's ({error!r})") from None
+    if not set(map(type, ids)) <= {int} or not all(0 <= token < 2**31 for token in ids):
+        raise GenerationError(f"the server's token ids are no token ids: {str(ids)[:100]}")
+    log_probs, entries = (_generated if source == "mask" else _completed)(logprobs)
+    if len(log_probs) != len(ids):
+        raise GenerationError(
+            f"the server's answer has {len(ids)} tokens and {len(log_probs)} log-probabilities; {NEWER}"
+        )
+    if not set(map(type, log_probs)) <= {float, int} or not all(map(math.isfinite, log_probs)):
+        raise GenerationError(f"the server's log-probabilities are no numbers: {str(log_probs)[:100]}")
+    asked = sampling.asked_log_probs(source)
+    if asked and (len(entries.counts) != len(ids) or entries.counts.max(initial=0) > asked + 1):
+        raise GenerationError(
+            f"the server was asked for {asked} log-probabilities at each of {len(ids)} tokens, and gave "
+            f"{entries.counts.max(initial=0)} at {len(entries.counts)}"
+        )
     support = None
     if source == "mask":
         support = parse_mask(choice.get("sampling_mask"), len(ids))
@@ -54,19 +74,15 @@ def parse_choice(
         kept = entries.values >= CUT_OFF
         counts = np.bincount(entries.rows[kept], minlength=len(ids)).astype(np.int32)
         support = Support(counts, entries.tokens[kept].astype(np.int32))
-    if len(log_probs) != len(ids):
-        raise GenerationError(
-            f"the server's answer has {len(ids)} tokens and {len(log_probs)} log-probabilities; {NEWER}"
-        )
     top = sampling.top_log_probs
-    top_ids, top_log_probs = entries.top(top, sampling.asked_log_probs(source)) if top else (None, None)
+    top_ids, top_log_probs = entries.top(top, asked) if top else (None, None)
     return TurnRecord(
         prompt_ids=prompt_ids,
         output_ids=ids,
         output_log_probs=log_probs,
         top_ids=top_ids,
         top_log_probs=top_log_probs,
-        finish_reason=choice["finish_reason"],
+        finish_reason=str(choice.get("finish_reason")),
         weight_version=version,
         support=support,
     )
@@ -164,9 +180,9 @@ def parse_metrics(text: str) -> ServerMetrics | None:
 def decode_answer(payload: bytes, url: str) -> dict[str, Any]:
     try:
         answer = orjson.loads(payload)
-        if not answer["choices"]:
-            raise KeyError("choices")
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        if not isinstance(answer["choices"][0], dict):
+            raise TypeError("choices")
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
         raise GenerationError(
             f"the server at {url} answered something that is no completion: {payload[:200]!r}"
         ) from None

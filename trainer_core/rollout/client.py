@@ -159,7 +159,7 @@ class VLLMClient:
             answer = await self._post(server, route, body)
             if answer is not None:
                 choice = answer["choices"][0]
-                if choice["finish_reason"] != "abort":
+                if choice.get("finish_reason") != "abort":
                     return parse_choice(choice, prompt_ids, sampling, server.support, policy.version)
         raise GenerationError(f"the server at {server.url} failed the same request {RETRIES + 1} times")
 

@@ -12,6 +12,8 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainer_core.rollout import client as client_module
 from trainer_core.rollout.answers import parse_choice, parse_metrics
@@ -21,6 +23,7 @@ from trainer_core.rollout.client import (
     ServerUnavailable,
     VLLMClient,
 )
+from trainer_core.rollout.conversation import reconcile, training_arrays
 from trainer_core.rollout.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -189,6 +192,8 @@ async def test_trying_again_has_an_end() -> None:
         (status(404, "no such model"), "HTTP 404: no such model"),
         (payload(b"<html>"), "answered something that is no completion: b'<html>'"),
         (payload(b'{"choices": []}'), "no completion"),
+        (payload(b'{"choices": [7]}'), "no completion"),
+        (payload(b'{"choices": [{"token_ids": [7], "logprobs": [1]}]}'), "has another form than vLLM's"),
         (payload(b'{"choices": [{"finish_reason": "stop", "text": "x"}]}'), "lacks token ids"),
     ],
 )
@@ -352,6 +357,57 @@ def test_the_sampled_token_is_dropped_from_the_top_only_when_it_is_extra() -> No
     assert [set(row) for row in ids.tolist()] == [{4, 5, 6}, {4, 5, 6}, {4, 0}]
     assert np.isneginf(log_probs[2, 1:]).all()
     assert log_probs[1].tolist() == [-1.0, -0.5, -2.0]
+
+
+def whole_choice(source: str) -> dict[str, Any]:
+    """A proper answer of three tokens, with two log-probabilities asked for."""
+    ids = [4, 5, 6]
+    if source == "mask":
+        content = [
+            {"logprob": -1.0, "top_logprobs": [{"token_id": token, "logprob": -1.0}, {"token_id": 9, "logprob": -2.0}]}
+            for token in ids
+        ]
+        return {"token_ids": ids, "logprobs": {"content": content}, "sampling_mask": [[token, 9] for token in ids],
+                "finish_reason": "stop"}  # fmt: skip
+    top = [{f"token_id:{token}": -1.0, "token_id:9": -2.0} for token in ids]
+    return {
+        "token_ids": ids,
+        "logprobs": {"token_logprobs": [-1.0] * 3, "top_logprobs": top},
+        "finish_reason": "stop",
+    }
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something stands in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, inner in items for place in places_in(inner, (*path, key)))]
+
+
+scalars = st.none() | st.booleans() | st.integers(-5, 2**40) | st.floats(allow_nan=False) | st.text(max_size=3)
+garbage = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["whole", "log-probs", "mask"]), st.data())
+def test_garbage_in_an_answer_is_refused_or_harmless(source: Any, data: st.DataObject) -> None:
+    """Any part of a proper answer is replaced by anything: what is taken can be trained on, the rest is a GenerationError."""
+    choice = whole_choice(source)
+    sampling = Sampling(top_k=0 if source == "whole" else 2, top_log_probs=2 if source != "mask" else 1)
+    path = data.draw(st.sampled_from([place for place in places_in(choice) if place]))
+    target = choice
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = data.draw(garbage)
+    try:
+        turn = parse_choice(choice, [1], sampling, source, 0)
+    except GenerationError:
+        return
+    for sequence in reconcile([turn], 8).sequences:
+        arrays = training_arrays(sequence, [turn])
+        assert np.isfinite(arrays.log_probs).all()
+        assert arrays.top_ids is not None
+        assert len(arrays.top_ids) == len(arrays.input_ids) == len(turn.output_ids) + 1
+        assert arrays.support is None or len(arrays.support.counts) == len(arrays.input_ids)
 
 
 def test_metrics_text() -> None:
