@@ -20,14 +20,17 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
+
 from trainer_core.rewards import RewardFunction
 from trainer_core.rollout.link import Heartbeat, Outbox, QueuedSample, SampleTaken, TrainerWaits, receive
 from trainer_core.rollout.loop import AsyncRolloutLoop, LoopSetup
 from trainer_core.rollout.messages import Stop, WorkerFailed
 from trainer_core.rollout.reward_pool import RewardPool
 from trainer_core.rollout.reward_process import Zygote, die_with_parent
+from trainer_core.rollout.signatures import check_described, check_environment, check_rewards
 from trainer_core.rollout.state import RolloutState
-from trainer_core.rollout.streams import is_stream
+from trainer_core.rollout.streams import column_names, is_stream
 from trainer_core.rollout.tools import Tool, tool_table
 from trainer_core.rollout.types import RolloutSample
 
@@ -126,9 +129,9 @@ class RolloutWorker:
         return self._process.pid if self._process is not None else None
 
     def check_picklable(self) -> None:
-        """Raise TypeError that names what cannot be sent to the worker process, before a model is loaded."""
+        """Raise TypeError that names what cannot be sent to the worker process, or called there, before a model is loaded."""
         for name, tool in tool_table(self._job.tools).items():
-            _check_described(name, tool)
+            check_described(name, tool)
         parts: list[tuple[str, Any]] = [
             ("loop_cls", self._job.loop_cls),
             ("environment_factory", self._job.environment_factory),
@@ -147,6 +150,10 @@ class RolloutWorker:
                     f"{kind} {name} cannot be sent to the rollout process ({error}); use a module-level function, a "
                     "functools.partial of one, or an instance of a module-level class, not a lambda or a closure"
                 ) from error
+        if is_stream(self._job.train_dataset) or isinstance(self._job.train_dataset, Dataset):
+            columns = column_names(self._job.train_dataset)
+            check_rewards(self._job.reward_funcs, columns)
+            check_environment(self._job.environment_factory, columns)
 
     def start(self) -> None:
         """Start the process, without a GPU. It dies with this one, however this one dies."""
@@ -264,17 +271,6 @@ class RolloutWorker:
             if self._failure is None:
                 self._failure = RolloutWorkerError(_how_it_ended(self._process.exitcode, self.pid))
             self._condition.notify_all()
-
-
-def _check_described(name: str, tool: Tool) -> None:
-    """The model sees a tool as a JSON schema made of its type hints and docstring."""
-    from transformers.utils import get_json_schema
-    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
-
-    try:
-        get_json_schema(tool)
-    except (DocstringParsingException, TypeHintParsingException) as error:
-        raise TypeError(f"the tool {name} cannot be described to the model: {' '.join(str(error).split())}") from error
 
 
 def _how_it_ended(exitcode: int | None, pid: int | None) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import datasets
 import pytest
 
 from tests.trainer_core.rollout.conftest import MakeTrainer
@@ -45,6 +46,14 @@ def test_the_curriculum_leaves_out_what_is_solved(make: MakeTrainer, programs: M
     assert {message.row_index % 2 for message in trainer.dropped} == {1}
     assert all(sample.row_index % 2 == 0 for sample in trainer.samples if sample.epoch >= 1)
     assert set(trainer.trained.values()) == {1}
+
+
+def test_the_reward_of_the_document_scores(make: MakeTrainer, programs: ModuleType) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "q"}], "answer": "a"}] * 6
+    trainer = make(rows=datasets.Dataset.from_list(rows), rewards=[programs.shorter_is_better], max_staleness=0)
+    trainer.run(lambda t: t.train(1))
+    assert len({sample.reward for sample in trainer.samples}) > 1
+    assert not trainer.events
 
 
 def test_what_the_document_shows_can_be_sent_to_the_worker(programs: ModuleType, tmp_path: Path) -> None:

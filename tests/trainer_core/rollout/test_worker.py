@@ -83,6 +83,29 @@ def documented(number: int) -> int:
     return 2 * number
 
 
+def takes_too_little(completions: list[Any]) -> list[float]:
+    return []
+
+
+def wants_more(completions: list[Any], gold: list[str], **columns: Any) -> list[float]:
+    return []
+
+
+class Closed:
+    """No environment: nothing opens it."""
+
+
+class Narrow:
+    def reset(self, number: int) -> None: ...
+
+
+class Mute:
+    def reset(self, **row: Any) -> None: ...
+
+    def look(self, where):  # type: ignore[no-untyped-def]
+        return where
+
+
 class TestCheckPicklable:
     @pytest.mark.parametrize(
         "changes, text",
@@ -94,6 +117,22 @@ class TestCheckPicklable:
             ({"tools": [functools.partial(documented, 1)]}, r"has no __name__"),
             ({"tools": [first_token]}, r"the tool first_token cannot be described to the model"),
             ({"environment_factory": lambda: None}, r"environment_factory .*<lambda> cannot be sent"),
+            (
+                {"reward_funcs": [takes_too_little]},
+                r"reward function takes_too_little cannot be called with prompts, completions, completion_ids, number "
+                r"\(got an unexpected keyword argument 'prompts'\); take what it does not need as \*\*columns",
+            ),
+            (
+                {"reward_funcs": [functools.partial(wants_more)]},
+                r"wants_more .* \(missing a required argument: 'gold'\)",
+            ),
+            (
+                {"environment_factory": Narrow},
+                r"reset of environment Narrow cannot be called with the dataset's columns prompt, number \(got an unexpected "
+                r"keyword argument 'prompt'\); take what it does not need as \*\*row",
+            ),
+            ({"environment_factory": functools.partial(Mute)}, r"the tool Mute.look cannot be described to the model"),
+            ({"environment_factory": Closed}, r"environment Closed has no reset"),
         ],
     )
     def test_what_cannot_be_sent_is_named(self, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
