@@ -47,7 +47,8 @@ def check_environment(factory: Callable[[], Any] | None, columns: Iterable[str])
     if not hasattr(made, "reset"):
         raise TypeError(f"environment {made.__name__} has no reset; it opens the environment for a row of the dataset")
     columns = list(columns)
-    if (problem := _refused(functools.partial(made.reset, None), columns)) is not None:
+    reset: Callable[..., Any] = getattr(made, "reset")  # noqa: B009  a class of the user's, of which mypy knows nothing
+    if (problem := _refused(functools.partial(reset, None), columns)) is not None:
         raise TypeError(
             f"reset of environment {made.__name__} cannot be called with the dataset's columns {', '.join(columns)} "
             f"({problem}); take what it does not need as **row"
