@@ -1,7 +1,7 @@
 """Two tiny models that load and serve in seconds: real architectures, random weights, one token per byte.
 
 A folder holds config, weights and tokenizer with a chat template, as a hub model does. Folders are cached under
-var/test-models and named by a hash of this file, so that a change of the recipe makes new ones.
+var/test-models and named by a hash of the file with their recipe, so that a change of it makes new ones.
 """
 
 from __future__ import annotations
@@ -69,8 +69,18 @@ def _llama(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**_sizes(tokenizer), tie_word_embeddings=True))
 
 
-def _folder(name: str, build: Callable[[PreTrainedTokenizerFast], PreTrainedModel], seed: int) -> Path:
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+def model_folder(
+    name: str,
+    build: Callable[[PreTrainedTokenizerFast], PreTrainedModel],
+    seed: int,
+    recipe_file: Path = Path(__file__),
+    **saving: bool,
+) -> Path:
+    """The cached folder of what `build` makes under this seed, beside the tokenizer. `recipe_file` says what it makes.
+
+    `saving` are arguments of save_pretrained.
+    """
+    recipe = hashlib.sha256(recipe_file.read_bytes()).hexdigest()[:8]
     folder = CACHE / f"{name}-{seed}-{recipe}"
     if folder.exists():
         return folder
@@ -79,7 +89,7 @@ def _folder(name: str, build: Callable[[PreTrainedTokenizerFast], PreTrainedMode
     tokenizer = tiny_tokenizer()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        build(tokenizer).to(torch.float32).save_pretrained(building)
+        build(tokenizer).to(torch.float32).save_pretrained(building, **saving)
     tokenizer.save_pretrained(building)
     try:
         os.rename(building, folder)
@@ -92,12 +102,12 @@ def _folder(name: str, build: Callable[[PreTrainedTokenizerFast], PreTrainedMode
 
 def tiny_qwen3(seed: int = 0) -> Path:
     """Folder of a Qwen3 of 0.38 million parameters, fp32, with its own output head."""
-    return _folder("tiny-qwen3", _qwen3, seed)
+    return model_folder("tiny-qwen3", _qwen3, seed)
 
 
 def tiny_llama(seed: int = 0) -> Path:
     """Folder of a Llama of 0.34 million parameters, fp32, whose output head is its embedding matrix."""
-    return _folder("tiny-llama", _llama, seed)
+    return model_folder("tiny-llama", _llama, seed)
 
 
 if __name__ == "__main__":

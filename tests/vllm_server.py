@@ -21,6 +21,10 @@ from workers.serving import Command, Device, serve_command
 STARTUP_DEADLINE_S = 900.0  # it takes 20 s where the machine has nothing else to do
 
 
+class ServerEnded(RuntimeError):
+    """A server that ended, or did not answer in time, before it was ready. The text has the end of its log."""
+
+
 @dataclass
 class RunningServer:
     """`pid` is that of the API server and of the process group; `log` holds stdout and stderr."""
@@ -85,19 +89,19 @@ def launch(command: Command, log: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_until_ready(server: RunningServer, deadline_s: float = STARTUP_DEADLINE_S) -> None:
-    """Return once /health answers 200. Raises RuntimeError, with the end of the log, when it cannot any more."""
+    """Return once /health answers 200. Raises ServerEnded when it cannot any more."""
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
             tail = server.log.read_text(errors="replace")[-3000:]
-            raise RuntimeError(f"the test server ended with code {server.process.returncode}:\n{tail}")
+            raise ServerEnded(f"the test server ended with code {server.process.returncode}:\n{tail}")
         with suppress(httpx.TransportError):
             if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
                 server.shared = _shared_memory(server.pid)
                 return
         time.sleep(0.25)
     tail = server.log.read_text(errors="replace")[-3000:]
-    raise RuntimeError(f"the test server did not answer /health within {deadline_s:.0f} s:\n{tail}")
+    raise ServerEnded(f"the test server did not answer /health within {deadline_s:.0f} s:\n{tail}")
 
 
 @contextmanager

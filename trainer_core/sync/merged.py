@@ -6,6 +6,7 @@ For servers without --enable-lora, and for what vLLM's adapters cannot express (
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,10 @@ from peft.utils.other import ModulesToSaveWrapper
 from torch import nn
 
 from trainer_core.sync.server_api import WeightSyncError
-from trainer_core.sync.weights import ServedWeight, full_tensor, touched
+from trainer_core.sync.weights import MadeTogether, ServedWeight, as_in_checkpoint, full_tensor, touched
 
 # Settings of LoraConfig under which base + adapter is not a plain set of weights of the base architecture.
 UNMERGEABLE = (
-    "target_parameters",
     "trainable_token_indices",
     "alora_invocation_tokens",
     "layer_replication",
@@ -58,7 +58,7 @@ def _trains(module: nn.Module | None) -> bool:
 
 
 def merged_weights(model: PeftModel) -> list[ServedWeight]:
-    """Weights of the base architecture with the active adapter in them; those that no adapter touches are left out.
+    """Weights of the base's checkpoint with the active adapter in them; layers that no adapter touches are left out.
 
     Merging is done in float32, on copies: the trained parameters stay as they are.
     """
@@ -84,7 +84,7 @@ def merged_weights(model: PeftModel) -> list[ServedWeight]:
             found = {f"{path}.{name}": _weight(f"{path}.{name}", parameter) for name, parameter in own.items()}
             changed |= {f"{path}.{name}" for name, parameter in own.items() if parameter.requires_grad}
         weights.update(found)
-    return [weights[name] for name in touched(changed, weights)]
+    return as_in_checkpoint(base, [weights[name] for name in touched(changed, weights)])
 
 
 def _weight(name: str, parameter: torch.Tensor) -> ServedWeight:
@@ -96,17 +96,20 @@ def _plain(path: str, module: nn.Module) -> dict[str, ServedWeight]:
 
 
 def _merged_layer(path: str, layer: Any) -> dict[str, ServedWeight]:
-    def weight(name: str, parameter: torch.Tensor) -> ServedWeight:
-        return ServedWeight(f"{path}.{name}", tuple(parameter.shape), lambda: _merge(layer)[name])
-
-    base = layer.get_base_layer()
-    return {f"{path}.{name}": weight(name, value) for name, value in base.named_parameters(recurse=False)}
+    merged = MadeTogether(lambda: _merge(layer))
+    base = dict(layer.get_base_layer().named_parameters(recurse=False))
+    return {
+        f"{path}.{name}": ServedWeight(f"{path}.{name}", tuple(value.shape), partial(merged.take, name))
+        for name, value in base.items()
+    }
 
 
 @torch.no_grad()
 def _merge(layer: Any) -> dict[str, torch.Tensor]:
     """Parameters of the layer's base with the adapter merged by peft itself, on a float32 copy of the layer."""
     copies = {id(value): nn.Parameter(full_tensor(value.detach()).float().clone()) for value in layer.parameters()}
-    twin = copy.deepcopy(layer, copies)
-    twin.merge()
-    return {name: value.detach() for name, value in twin.get_base_layer().named_parameters(recurse=False)}
+    inner = copy.deepcopy(layer, copies)
+    while isinstance(inner, LoraLayer):  # around the experts of a layer, one for each of their parameters
+        inner.merge()
+        inner = inner.base_layer
+    return {name: value.detach() for name, value in inner.named_parameters(recurse=False)}

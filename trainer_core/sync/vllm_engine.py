@@ -12,9 +12,10 @@ from __future__ import annotations
 import datetime
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -153,11 +154,14 @@ class StagedEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):
 
     def _load(self) -> None:
         """Load by vLLM's own way, and find out whether copies will do from now on."""
-        initialize_layerwise_reload(self.model)
-        cast(Any, self.model).load_weights(iter(self._staged.items()))
-        finalize_layerwise_reload(self.model, self.model_config)
+        with prepared_anew(self.model) if self.device.type == "cpu" else nullcontext():
+            initialize_layerwise_reload(self.model)
+            cast(Any, self.model).load_weights(iter(self._staged.items()))
+            finalize_layerwise_reload(self.model, self.model_config)
         if self._learnable:
             try:
+                if self.device.type == "cpu":
+                    raise NotLearnable("a CPU computes with copies of weights in an order of its own")
                 if self.model_config.quantization is not None or self.model_config.use_mla:
                     raise NotLearnable("it serves something that is computed from weights")
                 self._copies = learn(self.model, self._staged)
@@ -248,6 +252,31 @@ class StagedNcclEngine(StagedEngine):
     def _beside_the_model(self) -> AbstractContextManager[Any]:
         torch.cuda.set_device(self.device)  # a new thread begins on device 0
         return torch.cuda.stream(self._stream)
+
+
+@contextmanager
+def prepared_anew(model: torch.nn.Module) -> Iterator[None]:
+    """Around a reload on a CPU, where vLLM computes with copies of weights in an order of its own: make these anew too.
+
+    vLLM would leave out two. Experts it prepares only when their kernel is first made; a layer that holds another layer's
+    weight, as an output head that is the embedding, only when the weight is loaded through it.
+    """
+    kernels = {}
+    for layer in model.modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            kernels[method] = method.moe_kernel
+            method.moe_kernel = None
+    yield
+    for method, kernel in kernels.items():
+        if method.moe_kernel is None:  # nothing was loaded into these experts
+            method.moe_kernel = kernel
+    first: dict[int, torch.nn.Module] = {}
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        shared = weight is not None and weight.numel() > 0 and first.setdefault(id(weight), layer) is not layer
+        if shared and (method := getattr(layer, "quant_method", None)) is not None:
+            method.process_weights_after_loading(layer)
 
 
 def checkpoint_shapes(model: str, revision: str | None) -> dict[str, list[int]]:

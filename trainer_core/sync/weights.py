@@ -1,13 +1,21 @@
-"""Which tensors a push sends: named as in the checkpoint the server loaded, made one at a time."""
+"""Which tensors a push sends: named and shaped as in the checkpoint the server loaded, made one at a time.
+
+transformers may hold weights otherwise than their checkpoint does: the matrices of all experts of a layer as one, a text tower
+under another prefix. It keeps what it did while loading, and undoes that when it saves; here it is undone for one weight at a
+time.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,35 @@ def full_weights(model: nn.Module) -> list[ServedWeight]:
     """
     parameters = dict(model.named_parameters())
     wanted = touched([name for name, parameter in parameters.items() if parameter.requires_grad], parameters)
-    return [_plain(name, parameters[name]) for name in wanted]
+    return as_in_checkpoint(model, [_plain(name, parameters[name]) for name in wanted])
+
+
+def as_in_checkpoint(model: nn.Module, weights: Iterable[ServedWeight]) -> list[ServedWeight]:
+    """The same weights as the model's checkpoint has them, those of one weight of the model next to each other.
+
+    `model` is the plain model, without an adapter around it. A weight that is several in the checkpoint is made once for all
+    of them, when the first is asked for.
+    """
+    return [part for weight in weights for part in _parts(model, weight)]
+
+
+def _parts(model: Any, weight: ServedWeight) -> list[ServedWeight]:
+    shapes = revert_weight_conversion(model, {weight.name: torch.empty(weight.shape, device="meta")})
+    parts = MadeTogether(lambda: revert_weight_conversion(model, {weight.name: weight.make()}))
+    return [ServedWeight(name, tuple(value.shape), partial(parts.take, name)) for name, value in shapes.items()]
+
+
+class MadeTogether:
+    """Tensors that come out of one call, by name: it is made for the first that is asked for, and kept for the others."""
+
+    def __init__(self, make: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self._make = make
+        self._waiting: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str) -> torch.Tensor:
+        if name not in self._waiting:
+            self._waiting = self._make()
+        return self._waiting.pop(name)
 
 
 def touched(changed: Iterable[str], names: Iterable[str]) -> list[str]:
