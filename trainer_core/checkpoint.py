@@ -98,8 +98,10 @@ def starting_point(weights: Path, folder: Path, batch_size: int) -> Path:
     return folder
 
 
-def write_adapter_card(folder: Path, *, base_model: str, step: int, rewards: list[str], loss_type: str) -> None:
-    """README.md of an adapter folder, as the hub and PEFT users expect it."""
+def write_adapter_card(
+    folder: Path, *, base_model: str, auto_class: str, step: int, rewards: list[str], loss_type: str
+) -> None:
+    """README.md of an adapter folder, as the hub and PEFT users expect it. `auto_class` of transformers loads the base."""
     (folder / "README.md").write_text(
         f"""---
 base_model: {base_model}
@@ -117,9 +119,9 @@ Trained with asynchronous GRPO ({loss_type} loss) on the reward {", ".join(rewar
 
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import {auto_class}
 
-base = AutoModelForCausalLM.from_pretrained("{base_model}")
+base = {auto_class}.from_pretrained("{base_model}")
 model = PeftModel.from_pretrained(base, "path/to/this/folder")
 ```
 """

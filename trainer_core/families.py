@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from peft import PeftConfig
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 # model_type of the config: the name that people know it by.
 SUPPORTED = {
@@ -77,6 +77,11 @@ def _rope_types(parameters: Any) -> list[str]:
 def has_vision(config: PretrainedConfig) -> bool:
     """Whether the model sees images, so that only its text tower is trained."""
     return getattr(config, "vision_config", None) is not None
+
+
+def model_class(config: PretrainedConfig) -> Any:
+    """The auto class under which a model's weights have the names of its checkpoint, vision included."""
+    return AutoModelForImageTextToText if has_vision(config) else AutoModelForCausalLM
 
 
 def freeze_all_but_text(model: PreTrainedModel) -> None:

@@ -45,10 +45,12 @@ def merge(base: Path, adapter: Path, output: Path) -> None:
     check(base, adapter, output)
     say(text="Starts PyTorch.", share=0.05)
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
+
+    from trainer_core.families import model_class
 
     say(text="Loads the base model.", share=0.15)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    model = model_class(AutoConfig.from_pretrained(base)).from_pretrained(base, dtype="auto")
     say(text="Adds the adapter.", share=0.5)
     merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(progressbar=False, safe_merge=True)
     say(text="Writes the weights.", share=0.7)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from trainer_core.attention.backends import choose_backend
 from trainer_core.attention.interface import IMPLEMENTATION, compute_dtype, uses_softcap
 from trainer_core.attention.layout import TreeLayout
-from trainer_core.families import check_model, freeze_all_but_text, has_vision
+from trainer_core.families import check_model, freeze_all_but_text, model_class
 from trainer_core.packing.trie import PrefixTrie, TrieLayout
 from trainer_core.scoring import ScoreRequest, Scores, answering, install_scoring
 from trainer_core.transfer import to_device
@@ -40,9 +40,7 @@ def load_policy(
     check_model(config)
     kwargs.setdefault("dtype", getattr(torch, dtype))
     kwargs.setdefault("attn_implementation", IMPLEMENTATION)
-    # The class of the checkpoint, vision included, so that weights keep the names under which the server knows them.
-    kind: Any = AutoModelForImageTextToText if has_vision(config) else AutoModelForCausalLM
-    model = kind.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
+    model = model_class(config).from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
     freeze_all_but_text(model)
     return model
 

@@ -17,6 +17,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
 from trainer_core import checkpoint, distributed_checkpoint
+from trainer_core.families import model_class
 
 if TYPE_CHECKING:
     from trainer_core.trainer import AsyncGRPOTrainer
@@ -74,8 +75,9 @@ class CheckpointKeeper:
             if kind == "adapter":
                 names = [getattr(function, "__name__", type(function).__name__) for function in trainer.reward_funcs]
                 checkpoint.write_adapter_card(
-                    staged, base_model=trainer.model_path, step=step, rewards=names, loss_type=args.loss_type
-                )
+                    staged, base_model=trainer.model_path, auto_class=model_class(trainer.model.config).__name__, step=step,
+                    rewards=names, loss_type=args.loss_type,
+                )  # fmt: skip
             checkpoint.publish(staged, final)
         size = checkpoint.size_bytes(final)
         text = f"Checkpoint of step {step} written."
