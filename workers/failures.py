@@ -46,6 +46,15 @@ KNOWN: tuple[tuple[str, str], ...] = (
         "The dataset has no column '\\1': rename a column of it, or choose another dataset.",
     ),
     (
+        r"ModuleNotFoundError: No module named 'torchvision'",
+        "vLLM loads this model with torchvision, which has no build beside CPU PyTorch: a model that sees images, and any "
+        "Qwen3.5, needs a host with a GPU.",
+    ),
+    (
+        r"CPU GDN attention requires BF16",
+        "On a CPU, vLLM computes the Gated DeltaNet layers of this model in bfloat16 only: set server.dtype to bfloat16.",
+    ),
+    (
         r"ModuleNotFoundError: No module named '([^']+)'",
         "The Python package '\\1' is not installed on the host that ran this; install it there.",
     ),

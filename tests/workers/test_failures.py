@@ -33,6 +33,8 @@ NCCL = "[E1130 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective ope
         (GATED, ("gated", "token")),
         ("KeyError: 'prompt'\n", ("no column 'prompt'",)),
         ("ModuleNotFoundError: No module named 'flash_attn'\n", ("'flash_attn' is not installed",)),
+        ("ERROR [registry.py:1120] ModuleNotFoundError: No module named 'torchvision'\n", ("sees images", "a GPU")),
+        ("AssertionError: CPU GDN attention requires BF16.\n", ("Gated DeltaNet", "server.dtype to bfloat16")),
     ],
 )
 def test_known_troubles_say_what_to_do(log: str, words: tuple[str, ...]) -> None:
