@@ -33,6 +33,8 @@ def check_arguments(
         raise ValueError(f"{given} is given without {missing}; evaluation needs both")
     if config.attention_backend is not None:
         choose_backend(config.device, getattr(torch, config.compute_dtype), override=config.attention_backend)
+        if config.attention_backend == "flex" and config.device.type == "cpu":
+            raise ValueError("attention backend 'flex' cannot train on a CPU, where it has no backward pass; use sdpa")
     if peft_config is not None and not isinstance(peft_config, LoraConfig):
         raise NotImplementedError(f"peft_config is a {type(peft_config).__name__}; only LoraConfig is supported")
     if peft_config is not None and peft_config.init_lora_weights is False:
