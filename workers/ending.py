@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.utils import timezone
 
 from webapp.runs.lifecycle import change_state, record
-from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State
+from webapp.runs.models import ACTIVE, Attempt, AttemptServer, Desired, Event, Run, State
 from workers import leases
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ def conclude(attempt: Attempt, outcome: Outcome, keep: Mapping[str, list[int]]) 
             Attempt.objects.filter(pk=attempt.pk, state__in=(*ACTIVE, State.LOST)).update(
                 state=outcome.state, ended_at=timezone.now()
             )
+        attempt.servers.update(state=AttemptServer.State.ENDED)
         if outcome.exit_code is not None:
             Attempt.objects.filter(pk=attempt.pk).update(exit_code=outcome.exit_code)
         if outcome.log:

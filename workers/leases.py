@@ -38,6 +38,7 @@ class NoPort(Exception):
 class Holding:
     """GPUs of a holder by what they are for, as UUIDs. On a host without GPUs both lists are empty.
 
+    `server_gpus` are those of all its servers, one server's after another's; see `gpus_of`.
     `gpu_share` is the part of a GPU that one slot of it stands for.
     """
 
@@ -49,23 +50,29 @@ class Holding:
     def device(self) -> Device:
         return "cuda" if self.server_gpus or self.trainer_gpus else "cpu"
 
+    def gpus_of(self, replica: int, replicas: int) -> list[str]:
+        """Those of one of `replicas` servers, counted from 0."""
+        each = len(self.server_gpus) // replicas
+        return self.server_gpus[replica * each : (replica + 1) * each]
+
     @property
     def apart(self) -> bool:
-        """Whether the trainer's first rank, which sends the weights, has a GPU that the server does not use."""
+        """Whether the trainer's first rank, which sends the weights, has a GPU that no server uses."""
         return not self.trainer_gpus or self.trainer_gpus[0] not in self.server_gpus
 
 
 def gpus_needed(spec: RunSpec) -> int:
-    return spec.resources.rollout_gpus + spec.resources.trainer_gpus
+    return spec.resources.server_replicas * spec.resources.rollout_gpus + spec.resources.trainer_gpus
 
 
 def fit(spec: RunSpec, devices: Iterable[DeviceRow]) -> Placement[DeviceRow] | None:
     """What of free `devices` of one host a run gets: one CPU slot, or GPU slots; None when they are not enough."""
-    return fit_gpus(devices, spec.resources.rollout_gpus, spec.resources.trainer_gpus)
+    wanted = spec.resources
+    return fit_gpus(devices, wanted.rollout_gpus, wanted.trainer_gpus, wanted.server_replicas)
 
 
 def fit_server(spec: RunSpec, devices: Iterable[DeviceRow]) -> Placement[DeviceRow] | None:
-    """`fit` for the run's server alone."""
+    """`fit` for one server of the run alone."""
     return fit_gpus(devices, spec.resources.rollout_gpus, 0)
 
 
@@ -76,9 +83,10 @@ def take(holder: Holder, placement: Placement[DeviceRow]) -> None:
     """
     both = isinstance(holder, Attempt) and not placement.trainer
     server = Lease.Purpose.BOTH if both else Lease.Purpose.SERVER
-    purposes = [server] * len(placement.server) + [Lease.Purpose.TRAINER] * len(placement.trainer)
-    for device, purpose in zip(placement.slots, purposes, strict=True):
-        holder.leases.create(device=device, purpose=purpose)
+    for device, replica in zip(placement.server, placement.replica_numbers, strict=True):
+        holder.leases.create(device=device, purpose=server, replica=replica)
+    for device in placement.trainer:
+        holder.leases.create(device=device, purpose=Lease.Purpose.TRAINER)
 
 
 def take_share(follower: Follower, devices: Sequence[DeviceRow]) -> None:
@@ -95,9 +103,9 @@ def own(holder: Holder) -> QuerySet[Lease]:
 
 
 def holding(holder: Holder) -> Holding:
-    """What is held, in the order of the devices' indices; the trainer's in the order of its ranks."""
+    """What is held, by server and index of the devices; the trainer's in the order of its ranks."""
     gpus: dict[str, list[str]] = {Lease.Purpose.SERVER: [], Lease.Purpose.TRAINER: []}
-    held = own(holder).filter(device__kind=DeviceRow.Kind.GPU).order_by("device__index")
+    held = own(holder).filter(device__kind=DeviceRow.Kind.GPU).order_by("replica", "device__index")
     for purpose, uuid in held.values_list("purpose", "device__uuid"):
         gpus[purpose].append(gpu_of(uuid))
     server, trainer = gpus[Lease.Purpose.SERVER], gpus[Lease.Purpose.TRAINER]

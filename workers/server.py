@@ -24,21 +24,30 @@ HUNG_AFTER_S = 180.0
 """A server that lets /health wait for this long counts as hung; a busy machine makes it wait for a while."""
 PAUSE_TIMEOUT_S = 5.0
 TERM_GRACE_S = 15.0
-SERVER_LOG = "server-0.log"
-"""In the folder of what holds the server."""
 
 
 class Server:
-    """One server on one port. After `start`, `ready` turns true once; `start` again after a death uses the same port."""
+    """One server on one port. After `start`, `ready` turns true once; `start` again after a death uses the same port.
 
-    def __init__(self, command: Command, env: Mapping[str, str], port: int, log: Path, startup_timeout: float) -> None:
+    `name` begins a sentence. `restarts` are counted by who calls `start`, who may also give it up for good.
+    """
+
+    def __init__(
+        self, command: Command, env: Mapping[str, str], port: int, log: Path, startup_timeout: float,
+        name: str = "The vLLM server",
+    ) -> None:  # fmt: skip
         self.command = command
         self.env = env
+        self.port = port
+        self.name = name
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.startup_timeout = startup_timeout
         self.process: subprocess.Popen[bytes] | None = None
         self.ready = False
+        self.served = False
+        self.given_up = False
+        self.restarts = 0
         self.groups: set[int] = set()
         self.blocks: set[str] = set()
         self._deadline = 0.0
@@ -63,7 +72,7 @@ class Server:
     def check_ready(self) -> bool:
         """Ask /health if it was not ready before."""
         if not self.ready and self.process is not None and self._look() == 200:
-            self.ready = True
+            self.ready = self.served = True
             self._answered = time.monotonic()
             self.note_shared_memory()
         return self.ready
@@ -135,6 +144,7 @@ class Server:
             self.note_shared_memory()
             processes.signal_group(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            self.ready = False
             processes.remove_shared_memory(self.blocks)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The half of a supervisor that a run and a playground server share: one vLLM server, watched, started again, and ended.
+"""The half of a supervisor that a run and a playground server share: vLLM servers, watched, started again, and ended.
 
 `Supervising.work` is what the two do differently; everything around it, until nothing is left, is here.
 """
@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
@@ -29,13 +31,13 @@ from django.db.models.functions import Now  # noqa: E402
 from trainer_core.spec import RunSpec  # noqa: E402
 from webapp.playground.models import PlaygroundServer  # noqa: E402
 from webapp.playground.server import PORT_PURPOSE  # noqa: E402
-from webapp.runs.models import Attempt, Follower, State  # noqa: E402
+from webapp.runs.models import Attempt, Follower, State, server_log  # noqa: E402
 from webapp.secrets.services import Missing  # noqa: E402
 from workers import failures, leases, processes  # noqa: E402
 from workers.ending import Outcome, persist  # noqa: E402
 from workers.launching import environment  # noqa: E402
 from workers.preparation import CannotStart  # noqa: E402
-from workers.server import SERVER_LOG, Server  # noqa: E402
+from workers.server import Server  # noqa: E402
 from workers.serving import Command, serve_command  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -56,17 +58,15 @@ class Ended(Exception):
 
 
 class Supervising(ABC, Generic[H]):
-    """What holds devices (`holder`), its server, and the end of both. `serve` makes the server's command."""
+    """What holds devices (`holder`), its servers, and the end of both. `serve` makes a server's command."""
 
     def __init__(self, holder: H, serve: Callable[..., Command] = serve_command) -> None:
         self.holder: H = holder
         self.serve = serve
-        self.server: Server | None = None
+        self.servers: list[Server] = []
         self.terminated = 0
         self._wake = threading.Event()
         self._heartbeat_due = 0.0
-        self._restarts = 0
-        self._served = False
 
     @abstractmethod
     def work(self) -> Outcome | None:
@@ -81,8 +81,8 @@ class Supervising(ABC, Generic[H]):
         """Tell the page what is waited for."""
 
     @abstractmethod
-    def report_restart(self, text: str, log: list[str]) -> None:
-        """A server died and is started again."""
+    def report_death(self, text: str, log: list[str], *, given_up: bool) -> None:
+        """A server died and is started again, unless it is given up."""
 
     @abstractmethod
     def end(self, outcome: Outcome | None) -> None:
@@ -127,56 +127,77 @@ class Supervising(ABC, Generic[H]):
         self.tick(wait_s)
         self.say(sentence)
 
-    def start_server(self, spec: RunSpec, model: Path, held: leases.Holding, secrets: Mapping[str, str]) -> Server:
-        """Start the server on a leased port and wait until it is ready."""
-        port = leases.lease_port(self.holder, PORT_PURPOSE)
-        command = self.serve(
-            spec, model_path=str(model), port=port, device=held.device, gpu_share=held.gpu_share, apart=held.apart
-        )
-        env = environment(str(self.holder.pk), held.server_gpus, held.device, command.env, secrets)
-        log = self.holder.folder / SERVER_LOG
-        self.server = Server(command, env, port, log, spec.server.startup_timeout)
-        self.server.start()
-        self.write_record()
-        while not self.server.ready:
-            self.watch_server(spec.server.max_restarts)
-            self.progress(f"Starts the vLLM server: {self.server.progress()}.")
-        self._served = True
-        return self.server
+    def start_servers(self, spec: RunSpec, model: Path, held: leases.Holding, secrets: Mapping[str, str]) -> list[str]:
+        """Start all servers at the same time, each on a leased port and on its GPUs, and wait until they are ready.
 
-    def watch_server(self, max_restarts: int) -> None:
-        """Start a server again that died or never got ready; raise Ended when that happened too often."""
-        server = self.server
-        assert server is not None
+        Returns their addresses.
+        """
+        replicas = spec.resources.server_replicas
+        for number in range(replicas):
+            port = leases.lease_port(self.holder, PORT_PURPOSE)
+            command = self.serve(
+                spec, model_path=str(model), port=port, device=held.device, gpu_share=held.gpu_share, apart=held.apart
+            )
+            gpus = held.gpus_of(number, replicas)
+            env = environment(str(self.holder.pk), gpus, held.device, command.env, secrets)
+            log = self.holder.folder / server_log(number)
+            name = "The vLLM server" if replicas == 1 else f"vLLM server {number}"
+            self.servers.append(Server(command, env, port, log, spec.server.startup_timeout, name))
+        for server in self.servers:
+            server.start()
+            self.write_record()
+        while not all(server.ready for server in self.serving()):
+            self.watch_servers(spec.server.max_restarts)
+            self.progress(starting(self.servers))
+        return [server.url for server in self.serving()]
+
+    def serving(self) -> list[Server]:
+        """The servers that were not given up."""
+        return [server for server in self.servers if not server.given_up]
+
+    def watch_servers(self, max_restarts: int) -> None:
+        """Start servers again that died or never got ready; raise Ended when that happened too often to the last one."""
+        for server in self.serving():
+            self._watch_server(server, max_restarts)
+
+    def _watch_server(self, server: Server, max_restarts: int) -> None:
         if not server.is_down():
             server.check_ready()
             return
         if self.is_stopping():
             return
-        was_ready, why, log = server.ready, server.why(), failures.last_lines(server.log_text())
+        why, log = server.why(), failures.last_lines(server.log_text())
         server.kill()
-        if not self._served and not was_ready:
+        if not server.served:
             # What keeps it from starting once will do so again, and the sentence says what to change.
-            raise Ended(Outcome(State.FAILED, why, log))
-        if self._restarts >= max_restarts:
+            said = why if len(self.servers) == 1 else f"{server.name} did not start: {why}"
+            raise Ended(Outcome(State.FAILED, said, log))
+        if server.restarts < max_restarts:
+            server.restarts += 1
+            server.start()
+            self.write_record()
+            text = f"{server.name} died and is started again: {why}"
+        else:
             times = f" again after {max_restarts} restart{'' if max_restarts == 1 else 's'}" if max_restarts else ""
-            raise Ended(Outcome(State.FAILED, f"The vLLM server died{times}: {why}", log))
-        self._restarts += 1
-        server.start()
-        self.write_record()
-        self.ask_database(lambda: self.report_restart(f"The vLLM server died and is started again: {why}", log))
+            server.given_up = True
+            text = f"{server.name} died{times}: {why}"
+            if not self.serving():
+                raise Ended(Outcome(State.FAILED, text, log))
+            text = f"{text.rstrip('.')}. The run goes on with the others; resume it to have all servers again."
+        self.ask_database(lambda: self.report_death(text, log, given_up=server.given_up))
 
     def is_stopping(self) -> bool:
         """Whether a server that dies now is not missed."""
         return False
 
     def end_processes(self) -> dict[str, list[int]]:
-        """End the server and all else that belongs to the holder, until nothing is found.
+        """End the servers and all else that belongs to the holder, until nothing is found.
 
         Returns the devices that can't be given back, and the pids on them.
         """
-        if self.server is not None:
-            self.server.stop()
+        if self.servers:
+            with ThreadPoolExecutor(len(self.servers)) as pool:  # each may take some 20 s
+                list(pool.map(Server.stop, self.servers))
         killed, alive = processes.sweep(str(self.holder.pk), self._groups())
         logger.info("Swept %s; still alive: %s", killed or "nothing", alive or "none")
         return {uuid: alive for uuid in leases.held_uuids(self.holder)} if alive else self._wait_for_gpus()
@@ -189,21 +210,30 @@ class Supervising(ABC, Generic[H]):
         return busy
 
     def write_record(self) -> None:
-        blocks = self.server.blocks if self.server else set()
+        blocks: set[str] = set().union(*(server.blocks for server in self.servers))
         processes.write_record(self.holder.folder, self._groups(), blocks)
 
     def _groups(self) -> set[int]:
-        return {child.pid for child in self.children()} | (self.server.groups if self.server else set())
+        return {child.pid for child in self.children()}.union(*(server.groups for server in self.servers))
 
     def children(self) -> list[subprocess.Popen[bytes]]:
         """Processes that were started here and whose exit code is still wanted."""
-        return [self.server.process] if self.server and self.server.process else []
+        return [server.process for server in self.servers if server.process]
 
     def on_signal(self, number: int, _frame: object) -> None:
         """SIGTERM: the studio is shut down."""
         logger.info("Received %s", signal.Signals(number).name)
         self.terminated += 1
         self._wake.set()
+
+
+def starting(servers: Sequence[Server]) -> str:
+    """How far they are, as a sentence."""
+    if len(servers) == 1:
+        return f"Starts the vLLM server: {servers[0].progress()}."
+    phrases = Counter("ready" if server.ready else server.progress() for server in servers)
+    parts = ", ".join(f"{count} {phrase}" for phrase, count in phrases.items())
+    return f"Starts {len(servers)} vLLM servers: {parts}."
 
 
 def enter(holder: H) -> bool:

@@ -23,7 +23,7 @@ from workers.supervising import DATABASE_DEADLINE_S, TICK_S, Ended, Supervising,
 from django.db import transaction
 
 from webapp.runs.lifecycle import change_state, record
-from webapp.runs.models import ACTIVE, Attempt, Desired, Event, Run, State
+from webapp.runs.models import ACTIVE, Attempt, AttemptServer, Desired, Event, Run, State
 from webapp.secrets.services import redactor_of
 from workers import failures, leases, processes
 from workers.ending import Outcome, conclude, last_event, persist, trainer_outcome
@@ -77,6 +77,7 @@ class Supervisor(Supervising[Attempt]):
         self._reason = self.run.reason
         self._steps = False
         self._shipper_died = 0.0
+        self._told: dict[int, dict[str, object]] = {}
 
     def work(self) -> Outcome | None:
         """Prepare, start server and trainer, watch both until the trainer ends. Returns what became of the attempt."""
@@ -94,11 +95,11 @@ class Supervisor(Supervising[Attempt]):
         model = find_model(spec, self.attempt.folder, self.progress_unless_refused, secrets)
         while not self.inputs_are_good():
             self.progress("Loads prompts, rewards and tools.", CHECK_TICK_S)
-        server = self.start_server(spec, model, held, secrets)
+        servers = self.start_servers(spec, model, held, secrets)
 
         ranks = spec.resources.ranks(on_cpu=held.device == "cpu")
         plan = TrainerPlan(
-            self.run.folder, self.attempt.folder, model, [server.url], resume, ranks,
+            self.run.folder, self.attempt.folder, model, servers, resume, ranks,
             meeting.open_for(self.attempt) if ranks > 1 else None,
             start=starting_weights(self.attempt), hosts=spec.resources.trainer_hosts,
         )  # fmt: skip
@@ -107,17 +108,19 @@ class Supervisor(Supervising[Attempt]):
         env = environment(str(self.attempt.pk), held.trainer_gpus, held.device, extra, secrets)
         self.trainer = processes.start(command.argv, env=env, log=self.attempt.folder / "trainer.log")
         self.write_record()
-        self.progress("The server is ready; the trainer loads the model.")
+        are = "server is" if len(servers) == 1 else "servers are"
+        self.progress(f"The {are} ready; the trainer loads the model.")
         while self.trainer.poll() is None:
             self.tick()
             self.ask_database(self.follow_trainer)
-            self.watch_server(spec.server.max_restarts)
+            self.watch_servers(spec.server.max_restarts)
             self.escalate()
         return self.judge(self.trainer.returncode)
 
     def tick(self, wait_s: float = TICK_S) -> None:
         """As above, and the run's logs and lines looked after."""
         super().tick(wait_s)
+        self.ask_database(self._tell_servers)
         self.ask_database(self._redact_logs)
         self._keep_shipping()
 
@@ -128,6 +131,18 @@ class Supervisor(Supervising[Attempt]):
         self._read_desired()
         if trouble := self.followers.trouble(trains=self.trainer is not None):
             raise Ended(Outcome(State.FAILED, trouble))
+
+    def _tell_servers(self) -> None:
+        """Write down what the run's page says of each server, where it has changed."""
+        for number, server in enumerate(self.servers):
+            state = AttemptServer.State.READY if server.ready else AttemptServer.State.STARTING
+            if server.given_up:
+                state = AttemptServer.State.GIVEN_UP
+            progress = server.progress() if state == AttemptServer.State.STARTING else ""
+            told = {"port": server.port, "state": state, "progress": progress, "restarts": server.restarts}
+            if told != self._told.get(number):
+                AttemptServer.objects.update_or_create(attempt=self.attempt, number=number, defaults=told)
+                self._told[number] = told
 
     def _redact_logs(self) -> None:
         """Takes the run's secrets out of its logs, seconds after they were written there."""
@@ -207,10 +222,14 @@ class Supervisor(Supervising[Attempt]):
     def is_stopping(self) -> bool:
         return self.desired != Desired.RUN
 
-    def report_restart(self, text: str, log: list[str]) -> None:
+    def report_death(self, text: str, log: list[str], *, given_up: bool) -> None:
+        name, level = "server_restarted", Event.Level.WARNING
+        if given_up:
+            name, level = "server_given_up", Event.Level.ERROR
+        restarts = sum(server.restarts for server in self.servers)
         with transaction.atomic():
-            Attempt.objects.filter(pk=self.attempt.pk).update(server_restarts=self._restarts)
-            record(self.run, "server_restarted", text, attempt=self.attempt, level=Event.Level.WARNING, log=log)
+            Attempt.objects.filter(pk=self.attempt.pk).update(server_restarts=restarts)
+            record(self.run, name, text, attempt=self.attempt, level=level, log=log)
 
     def escalate(self) -> None:
         """SIGTERM, then SIGKILL, to a trainer that did not stop in the time it had."""

@@ -104,6 +104,16 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _all_servers_busy(self) -> RunSpec:
+        most, servers = self.rollout.max_concurrent_rollouts, self.resources.server_replicas
+        if most is not None and most < servers:
+            raise ValueError(
+                f"rollout.max_concurrent_rollouts is {most} and resources.server_replicas is {servers}, so some servers would "
+                "never be asked; allow at least one rollout for each server, or take fewer servers"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _countable(self) -> RunSpec:
         if self.data.streaming and self.training.max_epochs is not None:
             raise ValueError(

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from trainer_core.spec.section import ADVANCED, Dtype, Section
 
+MOST_SERVERS = 16
+"""vLLM servers of one run."""
+
 
 class ServerSpec(Section):
     """The vLLM server that generates."""
@@ -50,14 +53,21 @@ class ServerSpec(Section):
         "that it stands still for less (not yet measured on two GPUs), gloo through the memory of the host. auto: nccl. On a "
         "CPU, and on a GPU that server and trainer share, gloo whatever is set.",
     )  # fmt: skip
-    max_restarts: int = Field(3, ge=0, title="Restarts", description="How often a server that died is started again "
-                              "in one attempt.", json_schema_extra=ADVANCED)  # fmt: skip
+    max_restarts: int = Field(3, ge=0, title="Restarts", description="How often each server that died is started "
+                              "again in one attempt.", json_schema_extra=ADVANCED)  # fmt: skip
 
 
 class ResourceSpec(Section):
     """Devices of the run. On a host without a GPU one CPU slot is taken instead."""
 
-    rollout_gpus: int = Field(1, ge=1, le=64, title="Rollout GPUs", description="GPUs of the vLLM server.")
+    server_replicas: int = Field(
+        1, ge=1, le=MOST_SERVERS, title="vLLM servers", description="Servers that generate side by side, each with the whole "
+        "model; rollouts go to the least busy. On a CPU they share the cores.",
+    )  # fmt: skip
+    rollout_gpus: int = Field(
+        1, ge=1, le=64, title="GPUs of a server", description="GPUs that one vLLM server spans (tensor parallel): more than "
+        "one where the model does not fit, else more servers are faster.",
+    )  # fmt: skip
     trainer_gpus: int = Field(
         1,
         ge=1,

@@ -113,6 +113,9 @@ class Lease(models.Model):
     )
     follower = models.ForeignKey("runs.Follower", null=True, on_delete=models.PROTECT, related_name="leases")
     purpose = models.CharField(max_length=7, choices=Purpose.choices)
+    replica = models.PositiveSmallIntegerField(
+        null=True, help_text="Which of several servers of the run it is for, from 0; null where there is one, or none."
+    )
     acquired_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -123,6 +126,11 @@ class Lease(models.Model):
         found = self.attempt or self.playground
         assert found is not None, "the constraint"
         return found
+
+    @property
+    def use(self) -> str:
+        """What it is for, as "vLLM server 1"."""
+        return self.get_purpose_display() + ("" if self.replica is None else f" {self.replica}")
 
     @property
     def held_by(self) -> str:

@@ -32,12 +32,14 @@ class Offer:
         return [device for device in self.devices if not hasattr(device, "lease")]
 
 
-def fit(devices: Iterable[Device], servers: int, trainers: int) -> Placement[Device] | None:
-    """What of free `devices` of one host so many GPUs are: one CPU slot, or GPU slots; None when they are not enough."""
+def fit(devices: Iterable[Device], servers: int, trainers: int, replicas: int = 1) -> Placement[Device] | None:
+    """What of free `devices` of one host so many GPUs are: one CPU slot, whatever the numbers, or GPU slots (see `place`);
+    None when they are not enough.
+    """
     devices = list(devices)
     if devices and devices[0].kind == Device.Kind.CPU:
         return Placement([devices[0]], [])
-    return place(devices, servers, trainers)
+    return place(devices, servers, trainers, replicas)
 
 
 def offers() -> list[Offer]:

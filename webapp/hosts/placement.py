@@ -19,15 +19,26 @@ S = TypeVar("S", bound=Any)
 
 @dataclass(frozen=True)
 class Placement(Generic[S]):
-    """Slots of a run by what they are for, the server's and the trainer's. No two of a kind are on one GPU."""
+    """Slots of a run by what they are for, the servers' and the trainer's. No two of a kind are on one GPU.
+
+    With several `replicas` each server has an equal part of `server`, in turn.
+    """
 
     server: list[S]
     trainer: list[S]
+    replicas: int = 1
 
     @property
     def slots(self) -> list[S]:
         """All of them, the server's first."""
         return [*self.server, *self.trainer]
+
+    @property
+    def replica_numbers(self) -> list[int | None]:
+        """For each slot of `server` the number of its server, from 0; None where there is only one."""
+        if self.replicas == 1:
+            return [None] * len(self.server)
+        return [at * self.replicas // len(self.server) for at in range(len(self.server))]
 
 
 def slot_uuid(gpu: str, number: int) -> str:
@@ -40,11 +51,12 @@ def gpu_of(uuid: str) -> str:
     return uuid.partition(SLOT_MARK)[0]
 
 
-def place(slots: Iterable[S], servers: int, trainers: int) -> Placement[S] | None:
-    """Slots for a server on `servers` GPUs and a trainer on `trainers` GPUs out of free `slots`; None when they do not fit.
+def place(slots: Iterable[S], servers: int, trainers: int, replicas: int = 1) -> Placement[S] | None:
+    """Slots for `replicas` servers on `servers` GPUs each and a trainer on `trainers` GPUs out of free `slots`; None when they
+    do not fit.
 
-    The server gets the GPUs with the most free slots. The trainer gets GPUs without the run's server as far as there are
-    any, and these first: weights go over NCCL only where the trainer's first rank has a GPU of its own.
+    Servers get the GPUs with the most free slots, each neighbours by index. The trainer gets GPUs without a server of the run
+    as far as there are any, and these first: weights go over NCCL only where the trainer's first rank has a GPU of its own.
     """
     free: dict[str, list[S]] = defaultdict(list)
     for slot in sorted(slots, key=lambda slot: (slot.index, slot.uuid)):
@@ -56,9 +68,11 @@ def place(slots: Iterable[S], servers: int, trainers: int) -> Placement[S] | Non
         )
         return [free[gpu].pop(0) for gpu in gpus[:count]] if len(gpus) >= count else None
 
-    server = take(servers, ())
+    server = take(servers * replicas, ())
     trainer = None if server is None else take(trainers, [gpu_of(slot.uuid) for slot in server])
-    return None if server is None or trainer is None else Placement(server, trainer)
+    if server is None or trainer is None:
+        return None
+    return Placement(sorted(server, key=lambda slot: slot.index), trainer, replicas)
 
 
 def trainer_order(trainer: Sequence[str], server: Sequence[str]) -> list[str]:

@@ -9,7 +9,8 @@ SIDES = 2
 
 
 def talking_spec(spec: RunSpec, *, adapters: bool) -> RunSpec:
-    """The run's spec with a server that takes adapters, on a CPU too, or with one of whole weights that takes none."""
+    """The run's spec with one server that takes adapters, on a CPU too, or with one of whole weights that takes none."""
+    spec = spec.model_copy(update={"resources": spec.resources.model_copy(update={"server_replicas": 1})})
     if not adapters:
         return spec.model_copy(update={"lora": spec.lora.model_copy(update={"enabled": False})})
     lora = spec.lora.model_copy(update={"push": "adapter"})

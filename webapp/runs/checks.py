@@ -137,20 +137,23 @@ def _check_devices(spec: RunSpec) -> list[Problem]:
     """Looked at are the hosts that take runs, or all of them while none is up. No host at all is no problem: the run waits
     for one, and its page says so.
     """
-    wanted = spec.resources.rollout_gpus, spec.resources.trainer_gpus
+    servers, each, trainers = spec.resources.server_replicas, spec.resources.rollout_gpus, spec.resources.trainer_gpus
     known = offers()
     asked = [offer for offer in known if offer.takes_runs] or known
     if not asked or any(
-        fit(offer.devices, *wanted) and beside(spec.resources, offer, asked, now=False) is not None for offer in asked
+        fit(offer.devices, each, trainers, servers) and beside(spec.resources, offer, asked, now=False) is not None
+        for offer in asked
     ):
         return []
     found = ", ".join(
         f"{offer.host.name} has {len({gpu_of(device.uuid) for device in offer.devices})}" for offer in asked
     )
+    rollouts = f"{each}" if servers == 1 else f"{servers} servers x {each}"
+    lead = servers * each + trainers
     if (hosts := spec.resources.trainer_hosts) > 1:
-        return [Problem("resources", f"{hosts} hosts are needed, with {sum(wanted)} GPUs on one for rollouts and training and "
-                        f"{wanted[1]} on each other, or a CPU slot on each, but {found}.")]  # fmt: skip
-    return [Problem("resources", f"{sum(wanted)} GPUs of one host are needed ({wanted[0]} for rollouts, {wanted[1]} for "
+        return [Problem("resources", f"{hosts} hosts are needed, with {lead} GPUs on one for rollouts and training and "
+                        f"{trainers} on each other, or a CPU slot on each, but {found}.")]  # fmt: skip
+    return [Problem("resources", f"{lead} GPUs of one host are needed ({rollouts} for rollouts, {trainers} for "
                     f"training), but {found}.")]  # fmt: skip
 
 

@@ -111,9 +111,10 @@ def _add_cpu(spec: RunSpec, argv: list[str], env: dict[str, str]) -> None:
     # default of 128 short prompts are computed once for each rollout.
     argv += ["--block-size", str(CPU_BLOCK_SIZE)]
     env["TORCHDYNAMO_DISABLE"] = "1"  # eager mode leaves one torch.compile in the sampler: 20 s of C++ compiler
-    # vLLM would pin its threads to the first cores, those of a second server too; the other half is for the trainer.
+    # vLLM would pin its threads to the first cores, those of a second server too. Servers share half of the cores, the other
+    # half is for the trainer.
     env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // 2))
+    env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // 2 // spec.resources.server_replicas))
     env["OMP_WAIT_POLICY"] = "passive"
 
 
@@ -198,17 +199,33 @@ def check_command(run_dir: Path, resume: Path | None) -> Command:
 
 
 def preview(spec: RunSpec, model_path: str, device: Device) -> list[dict[str, str]]:
-    """Both commands as a shell would take them; folder, port and rendezvous of the run stand as words in capitals."""
-    serve = serve_command(spec, model_path=model_path, port=0, device=device)
-    serve.argv[serve.argv.index("--port") + 1] = "PORT"
+    """All commands as a shell would take them; folder, ports and rendezvous of the run stand as words in capitals.
+
+    Several servers are told apart by their ports and, on a host with GPUs, by what they see of them; counted from 0 here.
+    """
+    replicas = spec.resources.server_replicas
+    ports = ["PORT"] if replicas == 1 else [f"PORT{number}" for number in range(replicas)]
+    servers = [_preview_server(spec, model_path, device, port) for port in ports]
     plan = TrainerPlan(
-        Path("RUN"), Path("RUN/attempts/1"), Path(model_path), ["http://127.0.0.1:PORT"], None,
+        Path("RUN"), Path("RUN/attempts/1"), Path(model_path), [f"http://127.0.0.1:{port}" for port in ports], None,
         spec.resources.ranks(on_cpu=device == "cpu"), rendezvous=("ADDRESS", 0), hosts=spec.resources.trainer_hosts,
     )  # fmt: skip
     train = train_command(plan)
-    for command in (serve, train):
+    if replicas > 1 and device == "cuda":
+        counts = [spec.resources.rollout_gpus] * replicas + [spec.resources.trainer_gpus]
+        for at, command in enumerate((*servers, train)):
+            command.env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(sum(counts[:at]), sum(counts[: at + 1]))))
+    for command in (*servers, train):
         command.env.update(dict.fromkeys(spec.secrets, "<secret>"))
-    return [{"title": "vLLM server", "text": shell_text(serve)}, {"title": "Trainer", "text": shell_text(train)}]
+    titles = ["vLLM server"] if replicas == 1 else [f"vLLM server {number}" for number in range(replicas)]
+    shown = zip([*titles, "Trainer"], [*servers, train], strict=True)
+    return [{"title": title, "text": shell_text(command)} for title, command in shown]
+
+
+def _preview_server(spec: RunSpec, model_path: str, device: Device, port: str) -> Command:
+    serve = serve_command(spec, model_path=model_path, port=0, device=device)
+    serve.argv[serve.argv.index("--port") + 1] = port
+    return serve
 
 
 def shell_text(command: Command) -> str:

@@ -182,6 +182,49 @@ class Follower(models.Model):
         return self.attempt.folder / f"{name}-{self.rank}.log"
 
 
+class AttemptServer(models.Model):
+    """One of the vLLM servers of an attempt, as its supervisor sees it. `number` counts from 0, as the names of their logs do.
+
+    Its GPUs are the leases of the attempt; it listens on loopback of the attempt's host.
+    """
+
+    class State(models.TextChoices):
+        STARTING = "starting", "starting"
+        READY = "ready", "ready"
+        GIVEN_UP = "given up", "given up"
+        ENDED = "ended", "ended"
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="servers")
+    number = models.PositiveSmallIntegerField()
+    port = models.PositiveIntegerField()
+    state = models.CharField(max_length=10, choices=State.choices, default=State.STARTING)
+    progress = models.CharField(max_length=100, blank=True, help_text="How far it is while it starts.")
+    restarts = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ("attempt", "number")
+        constraints = [
+            models.UniqueConstraint(fields=("attempt", "number"), name="server_numbers_are_unique"),
+        ]
+
+    def __str__(self) -> str:
+        return f"vLLM server {self.number} of {self.attempt}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log_name(self) -> str:
+        """In the folder of the attempt."""
+        return server_log(self.number)
+
+
+def server_log(number: int) -> str:
+    """What the log of a holder's server is called."""
+    return f"server-{number}.log"
+
+
 class Event(models.Model):
     """Something that happened to a run: a state change, a checkpoint, a lost server, a reward error."""
 

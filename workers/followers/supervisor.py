@@ -93,9 +93,9 @@ class FollowerSupervisor(Supervising[Follower]):
                     "folder."
                 )
         held = leases.holding(self.holder)
-        port = self.attempt.ports.filter(purpose=PORT_PURPOSE).values_list("port", flat=True).first()
+        ports = self.attempt.ports.filter(purpose=PORT_PURPOSE).order_by("pk").values_list("port", flat=True)
         return TrainerPlan(
-            run.folder, self.attempt.folder, model, [f"http://{place[0]}:{port}"], resume,
+            run.folder, self.attempt.folder, model, [f"http://{place[0]}:{port}" for port in ports], resume,
             spec.resources.ranks(on_cpu=held.device == "cpu"), place, start=starting_weights(self.attempt),
             hosts=spec.resources.trainer_hosts, host_rank=self.holder.rank,
         )  # fmt: skip
@@ -122,7 +122,7 @@ class FollowerSupervisor(Supervising[Follower]):
             mine = Follower.objects.filter(pk=self.holder.pk, state__in=ACTIVE)
             self.ask_database(lambda: mine.update(reason=sentence, state=state))
 
-    def report_restart(self, text: str, log: list[str]) -> None:
+    def report_death(self, text: str, log: list[str], *, given_up: bool) -> None:
         raise AssertionError("a follower has no server")
 
     def judge(self, returncode: int) -> Outcome:

@@ -8,12 +8,11 @@ from django.db.models.functions import Now
 
 from webapp.playground.models import PlaygroundServer
 from webapp.playground.services import change
-from webapp.runs.models import ACTIVE, ENDED, State
+from webapp.runs.models import ACTIVE, ENDED, State, server_log
 from workers import failures, reaper
 from workers.ending import Outcome
 from workers.playground.claiming import start_supervisor
 from workers.playground.ending import conclude
-from workers.server import SERVER_LOG
 
 KILLED = "The supervisor of this server was killed, so the server was ended as well; start it again."
 
@@ -27,7 +26,7 @@ def reap_host(host_name: str) -> list[PlaygroundServer]:
         if server.supervisor_pid is None:
             outcome = reaper.without_supervisor(server, partial(start_supervisor, server))
         elif not reaper.supervised(server):
-            log = failures.last_lines(failures.tail(server.folder / SERVER_LOG))
+            log = failures.last_lines(failures.tail(server.folder / server_log(0)))
             outcome = Outcome(State.FAILED, KILLED, log)
         if outcome is not None and conclude(server, outcome, reaper.end_processes(server)):
             reaped.append(server)

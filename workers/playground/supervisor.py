@@ -56,11 +56,11 @@ class PlaygroundSupervisor(Supervising[PlaygroundServer]):
         self.say("Looks for the weights.")
         model = self.weights(spec)
         served = talking_spec(spec, adapters=spec.lora.enabled and checkpoint is None)
-        self.start_server(served, model, leases.holding(self.holder), {})
+        self.start_servers(served, model, leases.holding(self.holder), {})
         while True:
             self.ask_database(self.tell_state)
             self.tick()
-            self.watch_server(spec.server.max_restarts)
+            self.watch_servers(spec.server.max_restarts)
 
     def weights(self, spec: RunSpec) -> Path:
         """The folder to serve. Raises CannotStart, and Missing."""
@@ -74,8 +74,7 @@ class PlaygroundSupervisor(Supervising[PlaygroundServer]):
 
     def tell_state(self) -> None:
         """Running while the server answers, starting while it comes up again."""
-        assert self.server is not None
-        state = State.RUNNING if self.server.ready else State.STARTING
+        state = State.RUNNING if all(server.ready for server in self.servers) else State.STARTING
         if state == self._told:
             return
         other = State.STARTING if state == State.RUNNING else State.RUNNING
@@ -117,7 +116,7 @@ class PlaygroundSupervisor(Supervising[PlaygroundServer]):
             mine = PlaygroundServer.objects.filter(pk=self.holder.pk, state__in=ACTIVE)
             self.ask_database(lambda: mine.update(reason=sentence))
 
-    def report_restart(self, text: str, log: list[str]) -> None:
+    def report_death(self, text: str, log: list[str], *, given_up: bool) -> None:
         record(self.holder.run, "playground_restarted", text, level=Event.Level.WARNING, log=log)
 
     def end(self, outcome: Outcome | None) -> None:
