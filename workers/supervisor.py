@@ -137,7 +137,7 @@ class Supervisor(Supervising[Attempt]):
         for number, server in enumerate(self.servers):
             state = AttemptServer.State.READY if server.ready else AttemptServer.State.STARTING
             if server.given_up:
-                state = AttemptServer.State.GIVEN_UP
+                state = AttemptServer.State.FAILED
             progress = server.progress() if state == AttemptServer.State.STARTING else ""
             told = {"port": server.port, "state": state, "progress": progress, "restarts": server.restarts}
             if told != self._told.get(number):

@@ -104,11 +104,12 @@
         box.append(head, row);
         return box;
       }),
-      ...(choosable ? [element("p", "Click a GPU to change how many generate and how many train. A run takes the first free ones of its host.", { class: "help" })] : []),
+      ...(choosable ? [element("p", "Click a GPU for one server more, or to have it train instead. A run takes the first free ones of its host.", { class: "help" })] : []),
     );
   };
   const deviceCell = (host, device) => {
-    const roles = device.roles.map((role) => ROLES[role]).join(" and ");
+    const number = device.server === null ? "" : ` (server ${device.server})`;
+    const roles = device.roles.map((role) => ROLES[role] + (role === "server" ? number : "")).join(" and ");
     const state = roles || (device.run === null ? "free" : `held by ${device.run}`);
     const title = device.kind === "gpu" ? `GPU ${device.index}` : "CPU";
     const cell = element(device.kind === "gpu" ? "button" : "span", "", {
@@ -119,16 +120,18 @@
     if (device.kind === "gpu") cell.addEventListener("click", () => chooseGpu(device));
     return cell;
   };
-  // Unused generates, then trains, then is unused again; at least one of each is needed.
+  // Unused gets a server, then trains, then is unused again; at least one of each is needed.
   const chooseGpu = (device) => {
     const count = (name, by) => {
-      const field = form.elements[`resources.${name}_gpus`];
+      const field = form.elements[`resources.${name}`];
       field.value = Math.max(1, (Number.parseInt(field.value, 10) || 1) + by);
     };
-    if (!device.roles.length) count("rollout", 1);
-    else if (device.roles.includes("trainer")) count("trainer", -1);
-    else if (Number(form.elements["resources.rollout_gpus"].value) > 1) { count("rollout", -1); count("trainer", 1); }
-    else count("trainer", 1);
+    if (!device.roles.length) count("server_replicas", 1);
+    else if (device.roles.includes("trainer")) count("trainer_gpus", -1);
+    else {
+      count("server_replicas", -1);
+      count("trainer_gpus", 1);
+    }
     touched = true;
     changed();
   };

@@ -213,6 +213,31 @@ def test_runs_share_gpus_that_have_slots_and_each_knows_its_part(
     assert runs[2].reason == f"Waits for 2 GPUs; host {HOST} has 1 free of 6 slots."
 
 
+def test_each_of_several_servers_has_gpus_of_its_own_and_the_leases_say_which(
+    studio: Studio, make_run: Callable[..., Any]
+) -> None:
+    from workers.claiming import claim_next, explain_queue
+    from workers.leases import holding
+
+    add_gpus(6)
+    wanted = {"server_replicas": 2, "rollout_gpus": 2}
+    make_run(resources=wanted)
+    waiting = make_run("waits", resources=wanted)
+    attempt = claim_next(HOST)
+    held = holding(attempt)
+    assert [held.gpus_of(number, 2) for number in (0, 1)] == [
+        [f"GPU-{HOST}-0", f"GPU-{HOST}-1"],
+        [f"GPU-{HOST}-2", f"GPU-{HOST}-3"],
+    ]
+    assert held.trainer_gpus == [f"GPU-{HOST}-4"]
+    assert held.apart
+    leases = attempt.leases.order_by("device__index")
+    assert [lease.use for lease in leases] == [*["vLLM server 0"] * 2, *["vLLM server 1"] * 2, "trainer"]
+    explain_queue()
+    waiting.refresh_from_db()
+    assert waiting.reason == f"Waits for 5 GPUs; host {HOST} has 1 free of 6."
+
+
 def test_the_only_gpu_of_a_host_serves_and_trains(
     studio: Studio, make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -26,6 +28,10 @@ def early_letters(prompts, completions, **columns):
 '''
 
 
+SLOW_SOURCE = SOURCE.replace("    texts =", "    import time\n\n    time.sleep(2)\n    texts =")
+"""As version 2: with it 120 steps last longer than a server takes to start, on slow machines too."""
+
+
 @pytest.fixture
 def launch_run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -> Callable[..., Any]:
     """Queues a run of `prompts` prompts that saves each second step, with a reward function written in the studio.
@@ -37,14 +43,15 @@ def launch_run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -
 
     owner = User.objects.get(username="ann")
     function = RewardFunction.objects.create(name="early_letters", owner=owner)
-    RewardVersion.objects.create(function=function, number=1, source=SOURCE, created_by=owner)
+    for number, code in ((1, SOURCE), (2, SLOW_SOURCE)):
+        RewardVersion.objects.create(function=function, number=number, source=code, created_by=owner)
 
-    def launch(prompts: int, max_steps: int, ranks: int = 1) -> Any:
+    def launch(prompts: int, max_steps: int, ranks: int = 1, servers: int = 1, reward_version: int = 1) -> Any:
         source = studio.home / "prompts.jsonl"
         source.write_text("".join(json.dumps({"prompt": f"Say {number}."}) + "\n" for number in range(prompts)))
         return make_run(
             "real", model={"path": str(tiny_model)}, data={"source": str(source)},
-            rewards=[{"name": "early_letters", "version": 1}],
+            rewards=[{"name": "early_letters", "version": reward_version}],
             rollout={"num_generations": 2, "max_completion_length": 12, "max_staleness": 2},
             training={
                 "max_steps": max_steps, "learning_rate": 1e-4, "per_device_train_batch_size": 2,
@@ -52,7 +59,8 @@ def launch_run(studio: Studio, make_run: Callable[..., Any], tiny_model: Path) -
             },
             lora={"r": 4, "alpha": 8},
             server={"max_model_len": 256, "dtype": "float32", "kv_cache_gib": 0.0625, "max_num_seqs": 16},
-            checkpoints={"save_steps": 2, "save_total_limit": 3}, resources={"cpu_ranks": ranks},
+            checkpoints={"save_steps": 2, "save_total_limit": 3},
+            resources={"cpu_ranks": ranks, "server_replicas": servers},
         )  # fmt: skip
 
     return launch
@@ -209,3 +217,55 @@ def test_kills_of_real_parts(studio: Studio, launch_run: Callable[..., Any]) -> 
     assert_clean(studio, attempt, blocks)
     last = run.checkpoints.order_by("-attempt__number", "-step").first()
     assert (last.attempt, last.folder.is_dir()) == (attempt, True)
+
+
+def requests_served(server: Any) -> float:
+    """What the process that listens there now has finished since it was started."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=10, trust_env=False).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:request_success_total{"))
+
+
+def test_of_two_servers_one_is_killed_and_the_run_goes_on_with_the_other(
+    studio: Studio, launch_run: Callable[..., Any]
+) -> None:
+    """Steps are made while it starts again, then it serves again, and each prompt of the epoch is done once."""
+    from trainer_core.rollout.state import RolloutState
+
+    prompts = 240
+    run = launch_run(prompts, max_steps=prompts // 2, servers=2, reward_version=2)
+    studio.start_worker("workers.tasks")
+    studio.start_beat("workers.tasks")
+    wait_for_steps(run, 3)
+    attempt = run.current_attempt
+    first, second = attempt.servers.order_by("number")
+    assert [server.state for server in (first, second)] == ["ready", "ready"]
+    assert {server.url for server in (first, second)} == {
+        f"http://127.0.0.1:{lease.port}" for lease in attempt.ports.all()
+    }
+    assert all(requests_served(server) > 0 for server in (first, second))
+    blocks = blocks_of(studio, attempt)
+    survivor, victim = (studio.program(attempt, f"--port {server.port} ") for server in (first, second))
+    victim.kill()
+    back = wait_for(
+        lambda: attempt.events.filter(name="server_back", data__url=second.url).first(), "the server's return", START_S
+    )
+    lost = attempt.events.filter(name="server_lost").first()
+    assert lost.data["url"] == second.url
+    assert back.step > lost.step, "the other one kept the run going"
+    wait_for(lambda: requests_served(second) > 0, "a request to the new process", 120)
+    assert survivor.is_running()
+    second.refresh_from_db()
+    assert (second.state, second.restarts) == ("ready", 1)
+    blocks |= blocks_of(studio, attempt)
+
+    wait_for_state(run, "completed", seconds=START_S)
+    attempt.refresh_from_db()
+    assert attempt.server_restarts == 1
+    assert set(attempt.servers.values_list("state", flat=True)) == {"ended"}
+    last = run.checkpoints.order_by("-step").first()
+    state = RolloutState.from_json((last.folder / "rollout_state.json").read_text())
+    assert (last.step, state.done(0)) == (prompts // 2, set(range(prompts)))
+    assert len(state.done(1)) == state.prompts_done() - prompts
+    groups = Counter((data["row_index"], data["epoch"]) for data in run.rollouts.values_list("data", flat=True))
+    assert set(groups.values()) == {2}, "each prompt has its two rollouts, and no rollout is there twice"
+    assert_clean(studio, attempt, blocks)

@@ -51,10 +51,11 @@ class Policy:
 
 @dataclass
 class Server:
-    """One replica. `lost_at` is when it stopped answering (None while it is well)."""
+    """One replica. `lost_at` is when it stopped answering (None while it is well), `asked_at` its newest request's time."""
 
     url: str
     in_flight: int = 0
+    asked_at: float = 0.0
     lost_at: float | None = None
     max_model_len: int = 0
     kv_cache_tokens: int = 0
@@ -173,11 +174,12 @@ class VLLMClient:
         ready = [server for server in self.servers if server.lost_at is None]
         if not ready:
             raise ServerUnavailable("no vLLM server answers")
-        return min(ready, key=lambda server: server.in_flight)
+        return min(ready, key=lambda server: (server.in_flight, server.asked_at))  # of idle ones each in its turn
 
     async def _post(self, server: Server, route: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The answer, or None when asking again may help."""
         server.in_flight += 1
+        server.asked_at = time.monotonic()
         try:
             async with self._session.post(
                 f"{server.url}{route}",

@@ -321,6 +321,8 @@ def as_out(request: HttpRequest, run: Run) -> dict[str, Any]:
         "sweep": Trial.objects.filter(run=run).values_list("sweep_id", flat=True).first(),
         "forked_step": run.forked_step, "live": run.is_live,
         "desired": run.desired, "spec": run.spec, "diagnosis": diagnosis_of(run),
-        "attempts": list(run.attempts.select_related("host").prefetch_related("followers__host").order_by("number")),
+        "attempts": list(
+            run.attempts.select_related("host").prefetch_related("followers__host", "servers").order_by("number")
+        ),
         "url": request.build_absolute_uri(reverse("runs:detail", args=[run.pk])),
     }  # fmt: skip

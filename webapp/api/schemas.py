@@ -166,6 +166,15 @@ class RunList(Schema):
     states: dict[str, int] = Field(description="Runs in each state, whatever is filtered.")
 
 
+class ServerOut(Schema):
+    """A vLLM server of an attempt. `port` is one of the attempt's host, open to that machine alone."""
+
+    number: int = Field(description="From 0, as in the name of its log.")
+    state: str = Field(description="'starting', 'ready', 'failed' (it died too often) or 'ended'.")
+    port: int
+    restarts: int
+
+
 class AttemptOut(Schema):
     id: UUID
     number: int
@@ -173,7 +182,8 @@ class AttemptOut(Schema):
     host: str | None
     hosts: list[str] = Field(description="All hosts of its trainer, `host` first.")
     resumed_from: int | None = Field(description="Id of a checkpoint.")
-    server_restarts: int
+    server_restarts: int = Field(description="Of all its servers.")
+    servers: list[ServerOut]
     exit_code: int | None
     created_at: datetime
     started_at: datetime | None
@@ -182,6 +192,10 @@ class AttemptOut(Schema):
     @staticmethod
     def resolve_host(attempt: Any) -> str | None:
         return attempt.host.name if attempt.host else None
+
+    @staticmethod
+    def resolve_servers(attempt: Any) -> list[Any]:
+        return list(attempt.servers.all())
 
     @staticmethod
     def resolve_resumed_from(attempt: Any) -> int | None:

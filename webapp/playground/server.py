@@ -19,7 +19,7 @@ from webapp.checkpoints.models import Checkpoint
 from webapp.playground import services
 from webapp.playground.models import PlaygroundServer
 from webapp.runs.commands import SERVED_NAME
-from webapp.runs.models import ACTIVE, Run, State
+from webapp.runs.models import ACTIVE, AttemptServer, Run, State
 
 PORT_PURPOSE = "vLLM server"
 LOOK_TIMEOUT_S = 5.0
@@ -47,11 +47,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class LiveServer:
-    """What a server offers now. `own` is set where it is not the run's, but was started for its playground."""
+    """What a server offers now. `own` is set where it is not the run's, but was started for its playground.
+
+    `which` says which of several servers of the run it is.
+    """
 
     url: str
     choices: list[Choice]
     own: PlaygroundServer | None = None
+    which: str = ""
 
     def choice(self, key: str) -> Choice:
         """Raises NoServer for a key that is none of the choices."""
@@ -61,43 +65,53 @@ class LiveServer:
         raise NoServer("The server does not have this model any more; reload the page.")
 
 
-def address(run: Run, own: PlaygroundServer | None) -> tuple[str, str]:
-    """(address, host's name) of the server of the run's playground if it has one, else of the run's own. Raises NoServer."""
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, on which host; `which` as LiveServer has it."""
+
+    url: str
+    host: str
+    which: str = ""
+
+
+def address(run: Run, own: PlaygroundServer | None) -> Address:
+    """Of the server of the run's playground if it has one, else of the run's first that is ready. Raises NoServer."""
     if own is not None and own.answers:
         port = own.ports.filter(purpose=PORT_PURPOSE).first()
         if port is None:
             raise NoServer("The server ends just now.")
-        return f"http://127.0.0.1:{port.port}", own.host.name
+        return Address(f"http://127.0.0.1:{port.port}", own.host.name)
     if run.state not in ACTIVE:
         if own is not None and own.is_live:
             raise NoServer("The server is not ready yet.")
         what = "waits for its turn" if run.state == State.QUEUED else f"is {run.state}"
         raise NoServer(f"The run {what}, so it has no server of its own to talk to.")
     attempt = run.current_attempt
-    port = None if attempt is None else attempt.ports.filter(purpose=PORT_PURPOSE).order_by("port").first()
-    if port is None:
-        raise NoServer("The run has not started its server yet; it takes a minute or so.")
-    host = attempt.host.name if attempt is not None and attempt.host is not None else "its host"
-    return f"http://127.0.0.1:{port.port}", host
+    servers = [] if attempt is None else list(attempt.servers.all())
+    found = next((server for server in servers if server.state == AttemptServer.State.READY), None)
+    if attempt is None or found is None:
+        raise NoServer("No server of the run is ready yet; it takes a minute or so.")
+    which = f"server {found.number} of the run's {len(servers)}" if len(servers) > 1 else ""
+    return Address(found.url, attempt.host.name if attempt.host is not None else "its host", which)
 
 
 def look(run: Run) -> LiveServer:
     """Ask the server which models it has. Raises NoServer."""
     own = services.newest(run)
-    url, host = address(run, own)
+    asked = address(run, own)
     try:
-        answer = httpx.get(f"{url}/v1/models", timeout=LOOK_TIMEOUT_S, trust_env=False)
+        answer = httpx.get(f"{asked.url}/v1/models", timeout=LOOK_TIMEOUT_S, trust_env=False)
         models = [model for model in answer.raise_for_status().json()["data"] if isinstance(model.get("id"), str)]
     except httpx.ConnectError as error:
         raise NoServer(
-            f"The server does not listen on this machine; it is starting, or runs on another host ({host}), where it "
+            f"The server does not listen on this machine; it is starting, or runs on another host ({asked.host}), where it "
             "listens for that host alone."
         ) from error
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise NoServer(f"The server does not answer as one would expect: {type(error).__name__}.") from error
     if own is not None and own.answers:
-        return LiveServer(url, choices_of_own(own, models), own)
-    return LiveServer(url, choices_of(run, models))
+        return LiveServer(asked.url, choices_of_own(own, models), own)
+    return LiveServer(asked.url, choices_of(run, models), which=asked.which)
 
 
 def choices_of_own(own: PlaygroundServer, models: list[dict[str, Any]]) -> list[Choice]:

@@ -98,7 +98,7 @@ def diagnose(facts: Facts) -> Diagnosis:
         return Diagnosis("waiting", facts.reason or "Not started yet.", "launching it, or editing it first")
     steps = facts.recent.get("loss", ())
     if facts.state == State.QUEUED and not steps:
-        knob = "resources.rollout_gpus and resources.trainer_gpus: fewer devices are free sooner"
+        knob = "resources.server_replicas and resources.trainer_gpus: fewer devices are free sooner"
         return Diagnosis("waiting", facts.reason or "Waits in the queue.", knob, ("reward",))
     if not steps:
         if facts.state in (State.STARTING, State.RUNNING):
@@ -165,7 +165,7 @@ def _bound(facts: Facts) -> Diagnosis:
         knob = "resources.trainer_gpus: more; training.token_budget: pack rows; or fewer samples in a step"
         return Diagnosis("trainer-bound", text, knob, ("waits", "step_time", "staleness"))
     text = f"Balanced: the trainer waits {_percent(starving)} of the time, generation is held {_percent(held)}."
-    knob = "resources.rollout_gpus and resources.trainer_gpus: more of both, if it has to be faster"
+    knob = "resources.server_replicas and resources.trainer_gpus: more of both, if it has to be faster"
     return Diagnosis("balanced", text, knob, ("waits", "throughput"))
 
 
@@ -176,7 +176,7 @@ def _generation_knob(facts: Facts) -> tuple[str, tuple[str, ...]]:
         return "the reward functions: groups wait to be scored, make scoring faster", ("waits", "concurrency")
     usage = _finite(facts, "vllm/kv_cache_usage")
     if usage and fmean(usage) > 0.8:
-        knob = "server.kv_cache_gib or server.gpu_memory_utilization: the KV cache is full; or resources.rollout_gpus: more"
+        knob = "server.kv_cache_gib or server.gpu_memory_utilization: the KV cache is full; or resources.server_replicas: more"
         return knob, ("kv", "concurrency", "throughput")
     running, cap = _finite(facts, "rollout/concurrency"), _finite(facts, "rollout/concurrency_cap")
     if running and cap and fmean(running) > 0.9 * fmean(cap):
@@ -188,7 +188,7 @@ def _generation_knob(facts: Facts) -> tuple[str, tuple[str, ...]]:
         )
         return f"{name}: higher, more rollouts may be in flight", ("concurrency", "throughput", "kv")
     return (
-        "resources.rollout_gpus: more; rollout.max_staleness: higher; rollout.max_completion_length: shorter",
+        "resources.server_replicas: more; rollout.max_staleness: higher; rollout.max_completion_length: shorter",
         ("waits", "throughput", "concurrency"),
     )
 

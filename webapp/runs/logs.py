@@ -17,6 +17,7 @@ SCAN = 4 * 2**20
 """Bytes searched at once."""
 MOST_HITS = 200
 LONGEST_SHOWN = 1000
+NUMBER = re.compile(r"\d+")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\.log")
 # Escape sequences: CSI (colours, cursor), OSC (titles, links) and two-character ones.
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -50,7 +51,7 @@ class Hits:
 
 
 def log_files(attempt: Attempt) -> list[Path]:
-    """The attempt's logs, the trainer's first, without the run's secrets. Links that lead elsewhere are left out.
+    """The attempt's logs without the run's secrets, the trainer's first. Links that lead elsewhere are left out.
 
     Redacted here once more, since the supervisor's turn comes some seconds after a line was written.
     """
@@ -64,7 +65,11 @@ def log_files(attempt: Attempt) -> list[Path]:
     redactor = redactor_of(attempt.run)
     for path in found if redactor else ():
         redactor.file(path)
-    return sorted(found, key=lambda path: (path.name != "trainer.log", path.name))
+    return sorted(found, key=lambda path: (path.name != "trainer.log", NUMBER.sub(_padded, path.name)))
+
+
+def _padded(number: re.Match[str]) -> str:
+    return number[0].zfill(6)
 
 
 def clean(text: str) -> str:

@@ -191,7 +191,7 @@ class AttemptServer(models.Model):
     class State(models.TextChoices):
         STARTING = "starting", "starting"
         READY = "ready", "ready"
-        GIVEN_UP = "given up", "given up"
+        FAILED = "failed", "failed"
         ENDED = "ended", "ended"
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="servers")

@@ -9,9 +9,10 @@ from typing import Any
 from django.utils import timezone
 
 from webapp.accounts.models import User
+from webapp.hosts.models import Device, Lease
 from webapp.metrics.models import Series
 from webapp.runs.logs import log_files, read_end
-from webapp.runs.models import ENDED, Attempt, Run, State
+from webapp.runs.models import ENDED, Attempt, AttemptServer, Run, State
 from webapp.runs.services import may_change
 
 LOG_LINES = 12
@@ -63,6 +64,29 @@ def head(run: Run, user: User) -> Head:
     if run.state in (State.FAILED, State.LOST):
         found.failure_lines = _failure_lines(run, attempt)
     return found
+
+
+@dataclass(frozen=True)
+class ServerLine:
+    """A server of a live attempt and what it generates on, as "GPU 0, 1"."""
+
+    server: AttemptServer
+    devices: str
+
+
+def servers(run: Run) -> list[ServerLine]:
+    """The servers of a live run, by number; those of one that is over are gone."""
+    attempt = run.current_attempt
+    if attempt is None or not run.is_live:
+        return []
+    on: dict[int, list[str]] = {}
+    for lease in attempt.leases.select_related("device").order_by("device__index"):
+        if lease.device.kind == Device.Kind.GPU and lease.purpose != Lease.Purpose.TRAINER:
+            on.setdefault(lease.replica or 0, []).append(str(lease.device.index))
+    return [
+        ServerLine(server, f"GPU {', '.join(on[server.number])}" if server.number in on else "CPU")
+        for server in attempt.servers.all()
+    ]
 
 
 def _progress(run: Run, attempt: Attempt | None) -> Progress:

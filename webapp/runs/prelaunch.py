@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_core.spec import RunSpec
@@ -30,11 +31,12 @@ class Place:
     """Where the run would go. `offer` is None when no host takes runs; `now` says that its devices are free.
 
     `further` are the other hosts of a trainer on several.
+    `servers` has for each device that generates the number of its server, None where there is only one.
     """
 
     offer: Offer | None
     now: bool
-    servers: frozenset[int] = frozenset()
+    servers: Mapping[int, int | None] = field(default_factory=dict)
     trainers: frozenset[int] = frozenset()
     further: tuple[Share, ...] = ()
 
@@ -61,15 +63,17 @@ def before_launch(spec: RunSpec, prompt_tokens: int | None, access: hub.Access =
 
 def _place(spec: RunSpec, found: list[Offer]) -> Place:
     """The first host with room now; else the first that would have room if it were empty."""
-    wanted = spec.resources.rollout_gpus, spec.resources.trainer_gpus
+    resources = spec.resources
     taking = [offer for offer in found if offer.takes_runs]
     for now in (True, False):
         for offer in taking:
-            placement = fit(offer.free if now else offer.devices, *wanted)
-            further = beside(spec.resources, offer, taking, now=now)
+            devices = offer.free if now else offer.devices
+            placement = fit(devices, resources.rollout_gpus, resources.trainer_gpus, resources.server_replicas)
+            further = beside(resources, offer, taking, now=now)
             if placement is not None and further is not None:
-                servers = frozenset(device.pk for device in placement.server)
-                trainers = frozenset(device.pk for device in placement.trainer) or servers
+                pairs = zip(placement.server, placement.replica_numbers, strict=True)
+                servers = {device.pk: number for device, number in pairs}
+                trainers = frozenset(device.pk for device in placement.trainer) or frozenset(servers)
                 theirs = frozenset(device.pk for share in further for device in share.devices)
                 return Place(offer, now, servers, trainers | theirs, tuple(further))
     return Place(None, False)
@@ -79,7 +83,7 @@ def _picture(offer: Offer, place: Place) -> dict[str, Any]:
     chosen = offer.host.name in place.names
     devices = []
     for device in offer.devices:
-        roles = []
+        roles: list[str] = []
         if chosen and device.pk in place.servers:
             roles.append("server")
         if chosen and device.pk in place.trainers:
@@ -88,6 +92,7 @@ def _picture(offer: Offer, place: Place) -> dict[str, Any]:
         devices.append({
             "index": device.index, "name": device.name, "kind": device.kind, "gib": round(device.memory_mib / 1024),
             "run": None if lease is None else lease.holder.run.name, "roles": roles,
+            "server": place.servers.get(device.pk) if "server" in roles else None,
         })  # fmt: skip
     host = offer.host
     state = (
@@ -111,18 +116,24 @@ def _start(place: Place, spec: RunSpec, found: list[Offer]) -> str:
     ahead = Run.objects.filter(state=State.QUEUED).count()
     queue = f", behind {ahead} that wait already" if ahead else ""
     name = " and ".join(place.names)
-    if place.offer.is_cpu:
-        what = f"the CPU slot{'s' * bool(place.further)}"
-    else:
-        servers, trainers = spec.resources.rollout_gpus, spec.resources.trainer_gpus
-        what = f"{servers} GPU{'s' * (servers > 1)} to generate and {trainers} to train"
-        what += " on each" if place.further else ""
+    what = _devices(place.offer, spec)
     if place.now and not ahead:
         return f"Starts at once on {name}, with {what}."
     chosen = [offer for offer in found if offer.host.name in place.names]
     held = sorted({device.lease.held_by for offer in chosen for device in offer.devices if hasattr(device, "lease")})
     by = f", held by {', '.join(held[:3])}{' and others' if len(held) > 3 else ''}" if held and not place.now else ""
     return f"Waits for {what} of {name}{by}{queue}."
+
+
+def _devices(offer: Offer, spec: RunSpec) -> str:
+    servers, each, trainers = spec.resources.server_replicas, spec.resources.rollout_gpus, spec.resources.trainer_gpus
+    several_hosts = spec.resources.trainer_hosts > 1
+    if offer.is_cpu:
+        return f"the CPU slot{'s' * several_hosts}" + (f" for {servers} servers and the trainer" if servers > 1 else "")
+    gpus = servers * each
+    of_servers = f" ({servers} servers of {each})" if servers > 1 else ""
+    on_each = " on each" if several_hosts else ""
+    return f"{gpus} GPU{'s' * (gpus > 1)} to generate{of_servers} and {trainers} to train{on_each}"
 
 
 def _pace(spec: RunSpec, place: Place) -> str:
@@ -163,7 +174,8 @@ def _memory(
     if cpu:
         mine = need.parts | {"process": memory.PROCESS_BYTES["trainer"]}
         parts = {"Trainer": {name: size * spec.resources.cpu_ranks for name, size in mine.items()}}
-        parts[SERVER] = memory.server(spec, shape, device).parts | {"process": memory.PROCESS_BYTES["server"]}
+        server = memory.server(spec, shape, device).parts | {"process": memory.PROCESS_BYTES["server"]}
+        parts[SERVER] = {name: size * spec.resources.server_replicas for name, size in server.items()}
         capacity = {"both": (sum(sum(one.values()) for one in parts.values()), smallest)}
     else:
         parts = {"Trainer": need.parts, SERVER: memory.server(spec, shape, device, at_server).parts}
@@ -171,13 +183,24 @@ def _memory(
                     (("Trainer", smallest), (SERVER, at_server))}  # fmt: skip
     rows = [
         {
-            "title": title,
+            "title": _title(title, spec, cpu),
             "bytes": sum(one.values()),
             "parts": [[TITLES[name], size] for name, size in one.items() if size],
         }
         for title, one in parts.items()
     ]
-    return {"rows": rows, "row_tokens": row.tokens, "sentence": _verdict(capacity, cpu), "tight": _tight(capacity)}
+    return {
+        "rows": rows,
+        "row_tokens": row.tokens,
+        "sentence": _verdict(capacity, cpu, spec),
+        "tight": _tight(capacity),
+    }
+
+
+def _title(name: str, spec: RunSpec, cpu: bool) -> str:
+    """On a CPU the row is that of all servers together, on GPUs that of one GPU."""
+    servers = spec.resources.server_replicas
+    return name if name != SERVER or servers == 1 else f"{servers} {SERVER}s together" if cpu else f"Each {SERVER}"
 
 
 def _tight(capacity: dict[str, tuple[int, int | None]]) -> bool:
@@ -188,16 +211,18 @@ def _tight(capacity: dict[str, tuple[int, int | None]]) -> bool:
     )
 
 
-def _verdict(capacity: dict[str, tuple[int, int | None]], cpu: bool) -> str:
+def _verdict(capacity: dict[str, tuple[int, int | None]], cpu: bool, spec: RunSpec) -> str:
     """One sentence; what is too large names the knobs."""
-    knobs = "a smaller token budget or batch, gradient checkpointing, LoRA, or bfloat16 weights need less"
+    several = cpu and spec.resources.server_replicas > 1
+    fewer = "fewer servers, " if several else ""
+    knobs = f"{fewer}a smaller token budget or batch, gradient checkpointing, LoRA, or bfloat16 weights need less"
     at_server, of_server = capacity.get(SERVER, (0, None))
     if of_server is not None and at_server > of_server:
-        less = "more rollout GPUs, a shorter context or a smaller KV cache need less"
+        less = "more GPUs a server, a shorter context or a smaller KV cache need less"
         return f"The server would need about {_gib(at_server)}, but the memory of a GPU is {_gib(of_server)}: {less}."
     name = "both" if cpu else "Trainer"
     needed, size = capacity[name]
-    who = "Server and trainer together" if cpu else "The trainer"
+    who = f"Server{'s' * several} and trainer together" if cpu else "The trainer"
     where = "of the host" if cpu else "of a GPU"
     if size is None:
         return f"{who} need{'' if cpu else 's'} about {_gib(needed)}; no host offers a device yet."

@@ -168,6 +168,7 @@ def _live_context(request: HttpRequest, run: Run, tab: str) -> dict[str, object]
         checkpoints = list(run.checkpoints.filter(deleted_at=None)[:5])
         context |= {
             "diagnosis": diagnosis_of(run) if run.state != State.DRAFT else None,
+            "servers": run_page.servers(run),
             "alerts": alerts.open_events(run.current_attempt) if run.is_live else [],
             "events": run.events.select_related("actor").order_by("-id")[:EVENTS_SHOWN],
             "event_count": run.events.count(),

@@ -300,6 +300,14 @@ async def test_an_idle_worker_notices_a_lost_server_by_its_metrics() -> None:
 
 
 @pytest.mark.asyncio
+async def test_idle_servers_take_turns() -> None:
+    async with faulty(count=3) as (servers, client, _):
+        for _ in range(6):
+            await client.complete(POLICY, [1], 5)
+        assert [len(server.bodies) for server in servers] == [2, 2, 2]
+
+
+@pytest.mark.asyncio
 async def test_the_least_loaded_server_is_asked_and_one_may_be_lost() -> None:
     async with faulty(count=2) as (servers, client, heard):
         servers[0].script = [hang]

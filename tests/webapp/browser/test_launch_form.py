@@ -45,7 +45,7 @@ def launcher(web: Watched, studio: Studio) -> Iterator[Watched]:
 
 
 def counts(page: Page) -> tuple[str, str]:
-    return tuple(page.input_value(f"[id='id_resources.{name}_gpus']") for name in ("rollout", "trainer"))  # type: ignore[return-value]
+    return tuple(page.input_value(f"[id='id_resources.{name}']") for name in ("server_replicas", "trainer_gpus"))  # type: ignore[return-value]
 
 
 def test_memory_devices_and_waits_are_shown_and_gpus_chosen_on_the_picture(launcher: Watched, studio: Studio) -> None:
@@ -62,8 +62,14 @@ def test_memory_devices_and_waits_are_shown_and_gpus_chosen_on_the_picture(launc
         "Starts at once on rack, with 1 GPU to generate and 1 to train."
     )
     cells.nth(3).click()  # one more that generates
-    expect(cells).to_have_text(["GPU 0generates", "GPU 1generates", "GPU 2trains", "GPU 3free"])
+    expect(cells).to_have_text(["GPU 0generates (server 0)", "GPU 1generates (server 1)", "GPU 2trains", "GPU 3free"])
     assert counts(page) == ("2", "1")
+    expect(page.locator("[data-testid=waits] li").first).to_have_text(
+        "Starts at once on rack, with 2 GPUs to generate (2 servers of 1) and 1 to train."
+    )
+    commands = page.locator("[data-testid=commands]")
+    expect(commands.locator("h3")).to_have_text(["vLLM server 0", "vLLM server 1", "Trainer"])
+    launcher.shoot("launch-form-servers")
     cells.nth(0).click()  # and it trains instead
     expect(cells).to_have_text(["GPU 0generates", "GPU 1trains", "GPU 2trains", "GPU 3free"])
     assert counts(page) == ("1", "2")

@@ -18,9 +18,8 @@ expect.set_options(timeout=30_000)  # other tests may hold the processor
 SEED = """
 import json
 from tests.webapp import seed
-from webapp.hosts.models import Host, PortLease
 run = seed.make_run(seed.make_user("paula"), "talks", steps=20)
-PortLease.objects.create(host=Host.objects.get(), port={port}, attempt=run.current_attempt, purpose="vLLM server")
+run.current_attempt.servers.create(number=0, port={port}, state="ready")
 ended = seed.make_run(run.owner, "talked once", state="completed", steps=2)
 print(json.dumps({{"run": str(run.pk), "ended": str(ended.pk)}}))
 """

@@ -52,6 +52,18 @@ def test_server_and_trainer_are_kept_apart_where_there_is_room(
     assert gpus(found.trainer) == [f"GPU-{i}" for i in trainer]
 
 
+def test_each_of_several_servers_has_neighbours_and_no_gpu_is_in_two() -> None:
+    found = place(slots(1, 2, 1, 2, 1), 2, 1, replicas=2)
+    assert found is not None
+    assert gpus(found.server) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert found.replica_numbers == [0, 0, 1, 1]
+    assert gpus(found.trainer) == ["GPU-4"]
+    assert place(slots(4, 4, 4), 2, 1, replicas=2) is None, "slots of one GPU are no two GPUs"
+    alone = place(slots(1, 1, 1), 2, 1)
+    assert alone is not None
+    assert alone.replica_numbers == [None, None]
+
+
 @pytest.mark.parametrize(
     ("free", "servers", "trainers"), [((), 1, 1), ((1,), 1, 1), ((4,), 1, 2), ((4,), 2, 1), ((0, 1), 1, 1)]
 )

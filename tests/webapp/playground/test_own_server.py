@@ -207,7 +207,7 @@ def test_a_live_run_keeps_its_own_server_beside_it(as_ada: Client, ada: User, se
     attempt = run.current_attempt
     assert attempt is not None
     with serving(Server(["run-v3"])) as runs_own:
-        attempt.ports.create(host=Host.objects.get(), port=runs_own.port, purpose="vLLM server")
+        attempt.servers.create(number=0, port=runs_own.port, state="ready")
         own = services.start(run, ada)
         assert "Weights of step 3 (newest)" in page_of(as_ada, run), "while the other one comes up"
         answering(own, server.port)

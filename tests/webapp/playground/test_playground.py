@@ -12,7 +12,6 @@ from django.test import Client
 from tests.webapp import seed
 from tests.webapp.playground.stand_in_server import Server, serving
 from webapp.accounts.models import User
-from webapp.hosts.models import Host, PortLease
 from webapp.playground import server as playground
 from webapp.runs.models import Run
 
@@ -31,17 +30,16 @@ def server() -> Iterator[Server]:
         yield found
 
 
-def lease(run: Run, port: int, purpose: str = "vLLM server") -> None:
+def has_server(run: Run, port: int, number: int = 0, state: str = "ready") -> None:
     attempt = run.current_attempt
     assert attempt is not None
-    PortLease.objects.create(host=Host.objects.get(), port=port, attempt=attempt, purpose=purpose)
+    attempt.servers.create(number=number, port=port, state=state)
 
 
 @pytest.fixture
 def run(ada: User, server: Server) -> Run:
     run = seed.make_run(ada, steps=20)
-    lease(run, server.port)
-    lease(run, server.port + 1, "trainer rendezvous")
+    has_server(run, server.port)
     return run
 
 
@@ -82,7 +80,7 @@ def test_a_checkpoint_is_loaded_into_the_server_once(as_ada: Client, run: Run, s
 def test_a_server_of_whole_weights_has_the_current_ones(as_ada: Client, ada: User) -> None:
     with serving(Server([])) as server:
         run = seed.make_run(ada, steps=20)
-        lease(run, server.port)
+        has_server(run, server.port)
         page = as_ada.get(f"/runs/{run.pk}/playground/").content.decode()
         assert "Current weights" in page
         assert "Base model" not in page
@@ -124,7 +122,7 @@ def test_a_slow_server_is_given_up(as_ada: Client, run: Run, server: Server, mon
 
 @pytest.mark.parametrize("state, words", [
     ("completed", "The run is completed, so it has no server"), ("queued", "waits for its turn"), ("draft", "is draft"),
-    ("starting", "has not started its server yet"),
+    ("starting", "No server of the run is ready yet"),
 ])  # fmt: skip
 def test_without_a_server_a_sentence_says_why(as_ada: Client, ada: User, state: str, words: str) -> None:
     run = seed.make_run(ada, state=state, steps=0)
@@ -135,8 +133,19 @@ def test_without_a_server_a_sentence_says_why(as_ada: Client, ada: User, state: 
 
 def test_a_server_that_does_not_listen_here_is_said(as_ada: Client, ada: User) -> None:
     run = seed.make_run(ada, steps=1)
-    lease(run, 1)
+    has_server(run, 1)
     assert "runs on another host (workbench)" in as_ada.get(f"/runs/{run.pk}/playground/").content.decode()
+
+
+def test_of_several_servers_the_first_that_is_ready_answers_and_the_page_says_which(
+    as_ada: Client, ada: User, server: Server
+) -> None:
+    run = seed.make_run(ada, steps=1)
+    has_server(run, 1, state="starting")
+    has_server(run, server.port, number=1)
+    page = as_ada.get(f"/runs/{run.pk}/playground/").content.decode()
+    assert "Answers come from server 1 of the run&#x27;s 2, the first that is ready." in page
+    assert say(as_ada, run)[0] == 200
 
 
 def test_only_who_may_steer_the_run_talks(as_grace: Client, as_ada: Client, run: Run, server: Server) -> None:
@@ -154,7 +163,7 @@ def test_only_who_may_steer_the_run_talks(as_grace: Client, as_ada: Client, run:
 @pytest.mark.server
 def test_a_real_server_answers(as_ada: Client, ada: User, tiny_server: RunningServer) -> None:
     run = seed.make_run(ada, steps=1)
-    lease(run, tiny_server.port)
+    has_server(run, tiny_server.port)
     status, lines = say(as_ada, run, "w5 w6", model="current", max_tokens=5)
     assert status == 200
     assert lines[-1] == {"done": "length", "tokens": 5}

@@ -37,6 +37,22 @@ def test_each_host_of_several_starts_its_share_of_the_ranks() -> None:
     assert "--num_machines 1 --num_processes 4 --main_process_port" in alone
 
 
+def test_several_servers_are_shown_each_on_its_port_and_its_gpus() -> None:
+    spec = sample_spec()
+    spec.resources = ResourceSpec(server_replicas=2, rollout_gpus=2, trainer_gpus=1)
+    shown = {item["title"]: shlex.split(item["text"]) for item in preview(spec, "/models/m", "cuda")}
+    assert list(shown) == ["vLLM server 0", "vLLM server 1", "Trainer"]
+    seen = [next(word for word in words if word.startswith("CUDA_VISIBLE_DEVICES=")) for words in shown.values()]
+    assert [text.partition("=")[2] for text in seen] == ["0,1", "2,3", "4"]
+    ports = [words[words.index("--port") + 1] for title, words in shown.items() if title != "Trainer"]
+    assert ports == ["PORT0", "PORT1"]
+    asked = [word for word in shown["Trainer"] if word.startswith("http://")]
+    assert asked == [f"http://127.0.0.1:{port}" for port in ports]
+    assert "2" in shown["vLLM server 0"][shown["vLLM server 0"].index("--tensor-parallel-size") + 1]
+    on_cpu = preview(spec, "/models/m", "cpu")
+    assert "CUDA_VISIBLE_DEVICES" not in on_cpu[0]["text"]
+
+
 def test_several_api_servers_are_asked_for_and_rule_out_adapters() -> None:
     spec = sample_spec()
     spec.lora.push = "auto"

@@ -76,7 +76,7 @@ def test_every_state_has_a_knob_and_charts_to_look_at(state: str, steps: int) ->
         (facts(wait=4.0, score=5.0, duration=6.0), "reward functions"),
         (facts(wait=4.0, kv=0.95), "server.kv_cache_gib"),
         (facts(wait=4.0, running=63.0, cap=64.0), "max_concurrent_rollouts"),
-        (facts(wait=4.0), "rollout_gpus"),
+        (facts(wait=4.0), "server_replicas"),
         (facts(held=4.0), "trainer_gpus"),
         (facts(kl=[0.002] * 16 + [0.3] * 4), "learning_rate"),
     ],

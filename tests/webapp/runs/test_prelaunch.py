@@ -124,7 +124,19 @@ def test_a_server_too_large_for_its_gpu_names_other_knobs(qwen: str, db: None) -
     said = prelaunch.before_launch(RunSpec(model=ModelSpec(path=qwen)), 100)["memory"]
     assert said["tight"]
     assert said["sentence"].startswith("The server would need about 3.6 GiB, but the memory of a GPU is 2.0 GiB")
-    assert "more rollout GPUs" in said["sentence"]
+    assert "more GPUs a server" in said["sentence"]
+
+
+def test_servers_on_a_cpu_are_counted_together(tiny_model: Path, db: None) -> None:
+    seed.make_host()
+    one = RunSpec(model=ModelSpec(path=str(tiny_model)))
+    three = one.model_copy(update={"resources": ResourceSpec(server_replicas=3)})
+    rows = [prelaunch.before_launch(spec, 100)["memory"]["rows"][1] for spec in (one, three)]
+    assert rows[1]["bytes"] == 3 * rows[0]["bytes"]
+    assert rows[1]["title"] == "3 vLLM servers together"
+    said = prelaunch.before_launch(three, 100)
+    assert said["memory"]["sentence"].startswith("Servers and trainer together need about")
+    assert said["waits"][0] == "Starts at once on workbench, with the CPU slot for 3 servers and the trainer."
 
 
 def test_the_picture_marks_what_the_run_would_get(qwen: str, ada: Any) -> None:
@@ -144,6 +156,14 @@ def test_the_picture_marks_what_the_run_would_get(qwen: str, ada: Any) -> None:
     assert prelaunch.before_launch(wide, 100)["waits"][0] == (
         "Waits for 2 GPUs to generate and 2 to train of box, held by run holder."
     )
+    several = spec.model_copy(update={"resources": ResourceSpec(server_replicas=2, trainer_gpus=1)})
+    answer = prelaunch.before_launch(several, 100)
+    box = next(host for host in answer["hosts"] if host["name"] == "box")["devices"]
+    assert [(device["roles"], device["server"]) for device in box] == [
+        ([], None), (["server"], 0), (["server"], 1), (["trainer"], None),
+    ]  # fmt: skip
+    assert answer["waits"][0] == "Starts at once on box, with 2 GPUs to generate (2 servers of 1) and 1 to train."
+    assert answer["memory"]["rows"][1]["title"] == "Each vLLM server"
     Run.objects.filter(pk=seed.make_run(ada, "first", state=State.QUEUED, steps=0).pk)
     assert "behind 1 that wait already" in prelaunch.before_launch(spec, 100)["waits"][0]
 

@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('number', models.PositiveSmallIntegerField()),
                 ('port', models.PositiveIntegerField()),
-                ('state', models.CharField(choices=[('starting', 'starting'), ('ready', 'ready'), ('given up', 'given up'), ('ended', 'ended')], default='starting', max_length=10)),
+                ('state', models.CharField(choices=[('starting', 'starting'), ('ready', 'ready'), ('failed', 'failed'), ('ended', 'ended')], default='starting', max_length=10)),
                 ('progress', models.CharField(blank=True, help_text='How far it is while it starts.', max_length=100)),
                 ('restarts', models.PositiveIntegerField(default=0)),
                 ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='servers', to='runs.attempt')),
