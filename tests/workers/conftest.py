@@ -197,3 +197,18 @@ def make_run(studio: Studio, model: Path) -> Callable[..., Any]:
         return run
 
     return make
+
+
+@pytest.fixture
+def claim(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Claim the next run for this host and start its supervisor, as a worker does."""
+    from workers import claiming, devices
+
+    monkeypatch.setattr(claiming, "SUPERVISOR_MODULE", "tests.workers.stand_ins")
+    devices.register_host(HOST)
+
+    def claim() -> Any:
+        (attempt,) = claiming.claim_for(HOST)
+        return attempt
+
+    return claim

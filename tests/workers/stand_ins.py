@@ -33,6 +33,9 @@ def server(port: int, behaviour: str) -> None:
     if behaviour == "no-server":
         print("ValueError: the server does not like this model", flush=True)
         sys.exit(1)
+    if behaviour == "one-server" and _is_second():
+        print("ValueError: there is room for one server", flush=True)
+        sys.exit(1)
     engine = "from setproctitle import setproctitle as s; s('VLLM::EngineCore'); import time; time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", engine])
     memory = _gpu_memory() if behaviour == "gpu" else None
@@ -54,6 +57,15 @@ def server(port: int, behaviour: str) -> None:
     answers.shutdown()
     answers.server_close()
     time.sleep(600)
+
+
+def _is_second() -> bool:
+    """Whether another server of the studio has been here before."""
+    try:
+        (Path(os.environ["OFFBEAT_STUDIO"]) / "first-server").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
 
 
 def trainer(run_dir: Path, attempt_dir: Path, behaviour: str, port: str = "0", hosts: str = "1") -> None:

@@ -8,25 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.workers.conftest import HOST, Studio, wait_for
+from tests.workers.conftest import Studio, wait_for
 from tests.workers.stand_ins import SENTENCE
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def claim(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Claim the next run for this host and start its supervisor, as a worker does."""
-    from workers import claiming, devices
-
-    monkeypatch.setattr(claiming, "SUPERVISOR_MODULE", "tests.workers.stand_ins")
-    devices.register_host(HOST)
-
-    def claim() -> Any:
-        (attempt,) = claiming.claim_for(HOST)
-        return attempt
-
-    return claim
 
 
 def wait_for_state(run: Any, *states: str, seconds: float = 30) -> None:

@@ -74,12 +74,20 @@ def test_the_defaults_of_a_spec_are_those_of_the_library(monkeypatch: pytest.Mon
     assert {name: given[name] for name in own} == expected
 
 
+def test_a_spec_from_before_there_were_several_servers_has_one_over_its_gpus() -> None:
+    resources = RunSpec.from_yaml("resources: {rollout_gpus: 2, trainer_gpus: 1}").resources
+    assert (resources.server_replicas, resources.rollout_gpus) == (1, 2)
+
+
 def test_the_attention_backends_are_those_there_are() -> None:
     assert get_args(AttentionBackend) == ("auto", *BACKENDS)
 
 
 @pytest.mark.parametrize(("sections", "sentence"), [
     ({"server": {"api_servers": 2}, "lora": {"push": "adapter"}}, "takes new adapters with one API server only"),
+    ({"resources": {"server_replicas": 4}, "rollout": {"max_concurrent_rollouts": 3}}, "some servers would never be asked"),
+    ({"resources": {"server_replicas": 17}}, "less than or equal to 16"),
+    ({"resources": {"server_replicas": 0}}, "greater than or equal to 1"),
     ({"data": {"source": "rows.jsonl", "streaming": True}, "training": {"max_epochs": 1}}, "how many rows it has"),
     ({"evaluation": {"at_start": True}}, "evaluation.at_start is on, but nothing is evaluated"),
     ({"exporters": {"targets": ["neptune"]}}, "'neptune' is no exporter; there are tensorboard, wandb, trackio, mlflow"),

@@ -100,6 +100,9 @@ def test_only_logs_inside_the_folder_are_listed(run: Run, tmp_path: Path) -> Non
     (attempt.folder / "link.log").symlink_to(tmp_path / "outside.log")
     (attempt.folder / "notes.txt").write_text("")
     assert [path.name for path in logs.log_files(attempt)] == ["trainer.log", "server-0.log"]
+    for number in (10, 9):
+        (attempt.folder / f"server-{number}.log").touch()
+    assert [path.name for path in logs.log_files(attempt)][1:] == ["server-0.log", "server-9.log", "server-10.log"]
 
 
 @pytest.mark.django_db

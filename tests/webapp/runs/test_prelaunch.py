@@ -19,6 +19,7 @@ from trainer_core.spec import ModelSpec, ResourceSpec, RolloutSpec, RunSpec
 from webapp.hosts.models import Device, Host, Lease
 from webapp.hosts.offers import offers
 from webapp.runs import forms, precision, prelaunch, rendering
+from webapp.runs.checks import check_spec
 from webapp.runs.models import Run, State
 
 PROMPTS = [
@@ -125,6 +126,15 @@ def test_a_server_too_large_for_its_gpu_names_other_knobs(qwen: str, db: None) -
     assert said["tight"]
     assert said["sentence"].startswith("The server would need about 3.6 GiB, but the memory of a GPU is 2.0 GiB")
     assert "more GPUs a server" in said["sentence"]
+
+
+def test_more_gpus_than_a_host_has_are_counted_out(tiny_model: Path, ada: Any, db: None) -> None:
+    gpu_host("box", 4)
+    resources = ResourceSpec(server_replicas=2, rollout_gpus=2)
+    problems = check_spec(RunSpec(model=ModelSpec(path=str(tiny_model)), resources=resources), ada)
+    assert [problem.message for problem in problems if problem.field == "resources"] == [
+        "5 GPUs of one host are needed (2 servers x 2 for rollouts, 1 for training), but box has 4."
+    ]
 
 
 def test_servers_on_a_cpu_are_counted_together(tiny_model: Path, db: None) -> None:
