@@ -108,8 +108,8 @@
     );
   };
   const deviceCell = (host, device) => {
-    const number = device.server === null ? "" : ` (server ${device.server})`;
-    const roles = device.roles.map((role) => ROLES[role] + (role === "server" ? number : "")).join(" and ");
+    const named = (role) => (role === "server" && device.server !== null ? `server ${device.server}` : ROLES[role]);
+    const roles = device.roles.map(named).join(" and ");
     const state = roles || (device.run === null ? "free" : `held by ${device.run}`);
     const title = device.kind === "gpu" ? `GPU ${device.index}` : "CPU";
     const cell = element(device.kind === "gpu" ? "button" : "span", "", {

@@ -49,6 +49,24 @@ def test_each_part_computes_on_its_own_gpu_until_the_run_ends(
     assert not any(devices.computing_on(gpus).values())
 
 
+def test_each_of_two_servers_computes_on_its_own_gpu(
+    studio: Studio, gpus: list[str], make_run: Callable[..., Any]
+) -> None:
+    from webapp.runs.lifecycle import stop
+    from workers import claiming, leases
+
+    if len(gpus) < 3:
+        pytest.skip("needs three GPUs")
+    run = make_run("gpu", resources={"server_replicas": 2})
+    (attempt,) = claiming.claim_for(HOST)
+    held = leases.holding(attempt)
+    wait_for_state(run, "running", seconds=120)
+    for number in (0, 1):
+        assert held.gpus_of(number, 2)[0] in (attempt.folder / f"server-{number}.log").read_text()
+    stop(run, None, save=True)
+    wait_for_end(studio, run, "stopped", seconds=60)
+
+
 def test_after_a_killed_supervisor_gpus_come_back_free(
     studio: Studio, gpus: list[str], make_run: Callable[..., Any]
 ) -> None:

@@ -62,7 +62,7 @@ def test_memory_devices_and_waits_are_shown_and_gpus_chosen_on_the_picture(launc
         "Starts at once on rack, with 1 GPU to generate and 1 to train."
     )
     cells.nth(3).click()  # one more that generates
-    expect(cells).to_have_text(["GPU 0generates (server 0)", "GPU 1generates (server 1)", "GPU 2trains", "GPU 3free"])
+    expect(cells).to_have_text(["GPU 0server 0", "GPU 1server 1", "GPU 2trains", "GPU 3free"])
     assert counts(page) == ("2", "1")
     expect(page.locator("[data-testid=waits] li").first).to_have_text(
         "Starts at once on rack, with 2 GPUs to generate (2 servers of 1) and 1 to train."
