@@ -268,4 +268,5 @@ def test_of_two_servers_one_is_killed_and_the_run_goes_on_with_the_other(
     assert len(state.done(1)) == state.prompts_done() - prompts
     groups = Counter((data["row_index"], data["epoch"]) for data in run.rollouts.values_list("data", flat=True))
     assert set(groups.values()) == {2}, "each prompt has its two rollouts, and no rollout is there twice"
+    wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 30)
     assert_clean(studio, attempt, blocks)

@@ -39,7 +39,7 @@ def wait_for_end(studio: Studio, run: Any, *states: str, seconds: float = 30) ->
     """Wait for the run's end and for its supervisor to be gone; nothing may be left then."""
     wait_for_state(run, *states, seconds=seconds)
     attempt = run.current_attempt
-    wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 5)
+    wait_for(lambda: not studio.marked(attempt), "the supervisor's end", 20)
     assert_nothing_left(studio, attempt)
     return attempt
 

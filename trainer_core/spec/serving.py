@@ -66,7 +66,7 @@ class ResourceSpec(Section):
     )  # fmt: skip
     rollout_gpus: int = Field(
         1, ge=1, le=64, title="GPUs of a server", description="GPUs that one vLLM server spans (tensor parallel): more than "
-        "one where the model does not fit, else more servers are faster.",
+        "one where the model does not fit on it; otherwise take more servers.",
     )  # fmt: skip
     trainer_gpus: int = Field(
         1,
@@ -81,7 +81,7 @@ class ResourceSpec(Section):
         le=64,
         title="Trainer hosts",
         json_schema_extra=ADVANCED,
-        description="Hosts that the trainer is spread over; each gives as many GPUs. The server is on the first of them.",
+        description="Hosts that the trainer is spread over; each gives as many GPUs. Servers are on the first.",
     )
     cpu_ranks: int = Field(
         1,
