@@ -11,7 +11,8 @@ from peft import LoraConfig, PeftConfig
 
 from trainer_core.attention.backends import choose_backend
 from trainer_core.config import AsyncGRPOConfig
-from trainer_core.rollout.streams import column_names, is_stream
+from trainer_core.rollout.datasets import prompt_problem
+from trainer_core.rollout.streams import column_names, first_row, is_stream
 
 RewardFunc = Callable[..., Any]
 
@@ -24,6 +25,7 @@ def check_arguments(
         raise TypeError(f"model is a {type(model).__name__}; give a path or hub id, the server loads it too")
     if is_stream(train_dataset):
         _check_stream(train_dataset, config)
+        _check_prompt("train_dataset", train_dataset)
     else:
         _check_rows("train_dataset", train_dataset)
     if eval_dataset is not None:
@@ -54,6 +56,16 @@ def _check_rows(name: str, rows: Any) -> None:
         raise ValueError(f"{name} has no 'prompt' column; found {', '.join(rows.column_names) or 'no columns'}")
     if not len(rows):
         raise ValueError(f"{name} has no rows")
+    _check_prompt(name, rows)
+
+
+def _check_prompt(name: str, rows: Any) -> None:
+    """Of a dataset's prompts the first is looked at: they are made alike."""
+    first = first_row(rows)
+    if first is not None and (problem := prompt_problem(first["prompt"])) is not None:
+        raise ValueError(
+            f"a prompt of {name} holds {problem}; it must be text, or a list of messages with 'role' and 'content'"
+        )
 
 
 def _check_stream(rows: Any, config: AsyncGRPOConfig) -> None:

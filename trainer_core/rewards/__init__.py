@@ -6,7 +6,7 @@ completion of a group, and returns one number or None (unscorable) for each; it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,17 @@ def reward_name(function: RewardFunction) -> str:
     return getattr(inner, "__name__", type(inner).__name__)
 
 
+def reward_names(functions: Sequence[RewardFunction]) -> list[str]:
+    """The names of several; of those that share one, such as partials of a function, the later are numbered."""
+    names: list[str] = []
+    for function in functions:
+        name, number = reward_name(function), 2
+        while (numbered := name if number == 2 else f"{name}_{number - 1}") in names:
+            number += 1
+        names.append(numbered)
+    return names
+
+
 def check_columns(names: list[str], columns: list[str]) -> None:
     """Raise ValueError naming the missing column when a built-in reward among `names` needs one the dataset lacks."""
     for name in names:
@@ -107,6 +118,6 @@ def load_reward(spec: RewardSpec, rewards_dir: Path, *, max_completion_length: i
 
 __all__ = [
     "BUILTINS", "Builtin", "HttpReward", "RewardFunction", "SoftOverlongPunishment", "accuracy_reward", "check_columns",
-    "exact_match", "http_reward", "last_number_match", "load_reward", "reasoning_gym_score", "reward_name",
+    "exact_match", "http_reward", "last_number_match", "load_reward", "reasoning_gym_score", "reward_name", "reward_names",
     "soft_overlong_punishment", "think_format_reward",
 ]  # fmt: skip

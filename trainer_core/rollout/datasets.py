@@ -89,14 +89,14 @@ def _check_first(source: str, columns: list[str], first: dict[str, Any] | None) 
         raise ValueError(f"dataset {source} has no 'prompt' column; found {found}; rename one (data.rename_columns)")
     if first is None:
         raise ValueError(f"dataset {source} has no rows")
-    problem = _prompt_problem(first["prompt"])
+    problem = prompt_problem(first["prompt"])
     if problem:
         raise ValueError(
             f"the 'prompt' column of {source} holds {problem}; text or a list of chat messages is expected"
         )
 
 
-def _prompt_problem(prompt: Any) -> str | None:
+def prompt_problem(prompt: Any) -> str | None:
     if isinstance(prompt, str):
         return None if prompt.strip() else "empty text"
     if not isinstance(prompt, list) or not prompt:
@@ -104,6 +104,8 @@ def _prompt_problem(prompt: Any) -> str | None:
     for message in prompt:
         if not isinstance(message, dict) or not {"role", "content"} <= set(message):
             return f"an entry without 'role' and 'content': {str(message)[:60]!r}"
+        if message["content"] is None and message.get("tool_calls"):
+            continue  # an example of a call
         if not isinstance(message["content"], str):
             return (
                 f"a message whose content is {type(message['content']).__name__}, not text (images are not supported)"

@@ -238,7 +238,8 @@ class AsyncRolloutLoop:
             return self.drop_group(group_id, row_index, epoch, "too_long")
         if len(rollouts) < 2:
             return self.drop_group(group_id, row_index, epoch, "failed")
-        version = min(turn.weight_version for rollout in rollouts for turn in rollout.turns[:1])
+        begun = (turn.weight_version for rollout in rollouts for turn in rollout.turns[:1])
+        version = min(begun, default=self.policy.version)
         group = RolloutGroup(group_id, row_index, epoch, row, rollouts, version)
         await self.scoring.put(order, group)
 
@@ -260,6 +261,8 @@ class AsyncRolloutLoop:
                 versions[this] = self.policy.version
                 try:
                     rollout = await self.generate_one(row_index, row, epoch)
+                    if not isinstance(rollout, Rollout):
+                        raise GenerationError(f"generate_one returned a {type(rollout).__name__}; a Rollout is needed")
                 except ServerUnavailable:
                     del versions[this]  # it begins again, maybe under a newer version
                     await self.client.until_available()

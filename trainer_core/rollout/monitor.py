@@ -22,6 +22,13 @@ TICK_S = 0.05
 FLUSH_S = 1.0
 SERVER_POLL_S = 2.0
 MAX_DISTINCT_EVENTS = 100
+TOTALS = (
+    "rollout/vllm_retry_total",
+    "rollout/failed_total",
+    "rollout/clipped_prompts_total",
+    "rollout/dropped_groups_total",
+)
+"""Reported as 0 where nothing was counted, so that a chart tells none from unknown."""
 
 
 class MetricValues:
@@ -106,6 +113,8 @@ class Monitor:
             self.metrics.add("rollout/backpressure_s", held)
             self.metrics.add("rollout/score_queue_size", float(loop.scoring.waiting))
             self.metrics.add("rollout/event_loop_lag_s", lag)
+            for name in TOTALS:
+                self.metrics.add(name, 0.0)
             self.send_values()
             loop.outbox.send(Heartbeat())
             busy = held = lag = 0.0
@@ -116,23 +125,23 @@ class Monitor:
         loop = self._loop
         before: list[ServerMetrics] = []
         while True:
-            await asyncio.sleep(SERVER_POLL_S)
             asked = time.perf_counter()
-            servers = await loop.client.poll_metrics()
-            if not servers:
-                continue
-            self._report_servers(servers, before)
-            before = servers
-            sample = ServerSample(
-                kv_usage=max(server.kv_usage for server in servers),
-                waiting=int(sum(server.waiting for server in servers)),
-                preemptions=int(sum(server.preemptions for server in servers)),
-                in_flight=loop.slots.in_flight,
-                finished=self.finished_rollouts,
-                age_s=time.perf_counter() - asked,
-            )
-            loop.slots.set_cap(loop.controller.observe(sample))
-            loop.wake()
+            if servers := await loop.client.poll_metrics():
+                self._report_servers(servers, before)
+                before = servers
+                loop.slots.set_cap(loop.controller.observe(self._sample(servers, time.perf_counter() - asked)))
+                loop.wake()
+            await asyncio.sleep(SERVER_POLL_S)
+
+    def _sample(self, servers: list[ServerMetrics], age_s: float) -> ServerSample:
+        return ServerSample(
+            kv_usage=max(server.kv_usage for server in servers),
+            waiting=int(sum(server.waiting for server in servers)),
+            preemptions=int(sum(server.preemptions for server in servers)),
+            in_flight=self._loop.slots.in_flight,
+            finished=self.finished_rollouts,
+            age_s=age_s,
+        )
 
     def _report_servers(self, servers: list[ServerMetrics], before: list[ServerMetrics]) -> None:
         add = self.metrics.add

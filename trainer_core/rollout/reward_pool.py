@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer_core.rewards import RewardFunction, reward_name
+from trainer_core.rewards import RewardFunction, reward_names
 from trainer_core.rollout.reward_process import Zygote, encode, read_message
 
 MAX_PROCESSES = 16
@@ -59,7 +59,7 @@ class RewardPool:
     """
 
     def __init__(self, zygote: Zygote, functions: Sequence[RewardFunction], timeout: float) -> None:
-        self.names = [reward_name(function) for function in functions]
+        self.names = reward_names(functions)
         self.timeout = timeout
         waits = any(asyncio.iscoroutinefunction(function) for function in functions)
         self.size = MAX_PROCESSES if waits else min(MAX_PROCESSES, max(2, os.cpu_count() or 1))

@@ -68,7 +68,7 @@ class ScoreStage:
             scores = await self._pool.score(scoring.reward_arguments(group))
             metrics.add("rollout/score_s", time.perf_counter() - started)
             scoring.combine_rewards(group, scores, self._weights)
-            advantage = np.asarray(loop.compute_advantages(group), dtype=np.float64)
+            advantage = self._advantages(group)
             dropped = scoring.drop_reason(group)
             self._report(group, scores, dropped)
             samples = scoring.build_samples(
@@ -96,6 +96,19 @@ class ScoreStage:
                 self.queued_samples += 1
                 loop.outbox.send(QueuedSample(order, sample))
             loop.open_groups.discard(group.group_id)
+
+    def _advantages(self, group: RolloutGroup) -> np.ndarray:
+        """What the loop makes of the rewards. Raises RewardFailure where that cannot be trained on."""
+        advantage = np.asarray(self._loop.compute_advantages(group), dtype=np.float64)
+        if advantage.shape != group.rewards.shape:
+            raise RewardFailure(
+                f"compute_advantages returned an array of shape {advantage.shape} for {len(group.rollouts)} rollouts"
+            )
+        if not np.isfinite(advantage[~np.isnan(group.rewards)]).all():
+            raise RewardFailure(
+                f"compute_advantages returned {advantage}; finite numbers are needed where a reward is one"
+            )
+        return advantage
 
     def _report(self, group: RolloutGroup, scores: list[Scores], dropped: str | None) -> None:
         """Metrics and events of one group's scoring; ends the run when scoring never works."""

@@ -40,7 +40,7 @@ async def take_turns(
     Raises GenerationError (PromptTooLong on a first turn without room), ServerUnavailable.
     """
     config, metrics = loop.config, loop.metrics
-    left, tool_turns, exhausted = config.max_completion_length, 0, False
+    left, tool_turns, calls_made, exhausted = config.max_completion_length, 0, 0, False
     begins = prompt if isinstance(prompt, str) and not tools else rollout.prompt
     prompt_ids = loop.chat.first_prompt(begins, tools)
     if not loop.chat.shows(tools):
@@ -62,11 +62,12 @@ async def take_turns(
         results = await run_tool_calls(calls, tools, loop.executor, metrics, config.tool_timeout)
         rollout.completion += results
         tool_turns += 1
-        rollout.metrics["tool_calls"] = rollout.metrics.get("tool_calls", 0.0) + len(calls)
+        calls_made += len(calls)
         prompt_ids = loop.chat.next_prompt(turn, answer, results, rollout.prompt + rollout.completion, tools)
     if tools:
-        metrics.add("tools/call_frequency", rollout.metrics.get("tool_calls", 0.0))
+        metrics.add("tools/call_frequency", float(calls_made))
         metrics.add("tools/loop_exhausted_frac", (float(exhausted), 1.0))
+        metrics.add("tools/unknown_name_total", 0.0)
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from trainer_core.rollout.loop import AsyncRolloutLoop, LoopSetup
 from trainer_core.rollout.messages import Stop, WorkerFailed
 from trainer_core.rollout.reward_pool import RewardPool
 from trainer_core.rollout.reward_process import Zygote, die_with_parent
-from trainer_core.rollout.signatures import check_described, check_environment, check_rewards
+from trainer_core.rollout.signatures import check_described, check_environment, check_rewards, check_scored
 from trainer_core.rollout.state import RolloutState
 from trainer_core.rollout.streams import column_names, is_stream
 from trainer_core.rollout.tools import Tool, tool_table
@@ -130,6 +130,7 @@ class RolloutWorker:
 
     def check_picklable(self) -> None:
         """Raise TypeError that names what cannot be sent to the worker process, or called there, before a model is loaded."""
+        check_scored(self._job.reward_funcs, self._job.environment_factory, self._job.loop_cls)
         for name, tool in tool_table(self._job.tools).items():
             check_described(name, tool)
         parts: list[tuple[str, Any]] = [

@@ -20,7 +20,7 @@ import pytest
 
 from tests.trainer_core.rollout import skilled_model
 from trainer_core import AsyncGRPOConfig, AsyncGRPOTrainer, AsyncRolloutLoop, Rollout
-from trainer_core.metrics import reduce
+from trainer_core.metrics import METRICS, describe, reduce
 from trainer_core.report import StepReport
 
 if TYPE_CHECKING:
@@ -238,6 +238,13 @@ def check_conversations(run: Run) -> None:
     assert run.overall("rollout/fork_frac") == run.overall("rollout/realign_frac") == 0
 
 
+def check_stages(run: Run, *stages: str) -> None:
+    """Everything that the metric table has of these stages was recorded by this run, and nothing that it does not have."""
+    assert [name for name in run.raw if describe(name) is None] == []
+    declared = {metric.name for metric in METRICS if metric.stage in stages and "<" not in metric.name}
+    assert declared - set(run.raw) == set()
+
+
 def check_training(run: Run, rows: int) -> None:
     """The run trained on what is stored, with the server's probabilities."""
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -269,6 +276,7 @@ def test_a_run_with_a_calculator(train: Any) -> None:
     assert len(run.raw["tools/calculator/latency_s"]) == len(calls)
     check_conversations(run)
     check_training(run, len(rows))
+    check_stages(run, "rollout", "completions", "tools", "server")
     assert [
         event["name"] for event in run.events if event["name"] in ("reward_error", "rollout_failed", "failed")
     ] == []
@@ -296,6 +304,7 @@ def test_a_run_in_a_text_game(train: Any) -> None:
     )
     check_conversations(run)
     check_training(run, len(rows))
+    check_stages(run, "rollout", "completions", "tools", "environments", "server")
     assert Counter(line["number"] for line in resets) == {1: 8, 4: 8, 6: 8, 8: 8}
     for number in (1, 4, 6, 8):
         found = [r["reward"] for r in run.rollouts if rows[r["row_index"]]["number"] == number]

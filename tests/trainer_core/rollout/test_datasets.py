@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
 
+from tests.trainer_core.rollout.mini_trainer import config_for
+from trainer_core.checks import check_arguments
 from trainer_core.rewards import reasoning_gym_score
-from trainer_core.rollout.datasets import check_prompts, load_prompts
+from trainer_core.rollout.datasets import check_prompts, load_prompts, prompt_problem
 from trainer_core.spec import DataSpec
 
 
@@ -88,3 +91,25 @@ def test_other_mistakes_get_a_sentence(data: DataSpec, problem: str) -> None:
 def test_an_empty_dataset() -> None:
     with pytest.raises(ValueError, match="x has no rows"):
         check_prompts(datasets.Dataset.from_dict({"prompt": []}), "x")
+
+
+@pytest.mark.parametrize(
+    "prompt, text",
+    [
+        (3, r"a prompt of train_dataset holds int '3'; it must be text, or a list of messages"),
+        ([{"content": "q"}], "holds an entry without 'role' and 'content'"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "images are not supported"),
+    ],
+)
+def test_prompts_of_a_library_user_are_looked_at_before_the_model_loads(tmp_path: Path, prompt: Any, text: str) -> None:
+    rows = datasets.Dataset.from_list([{"prompt": prompt}])
+    config = config_for("http://127.0.0.1:9", tmp_path)
+    with pytest.raises(ValueError, match=text):
+        check_arguments("model", None, rows, None, config)
+    with pytest.raises(ValueError, match=text):
+        check_arguments("model", None, rows.to_iterable_dataset(), None, config)
+
+
+def test_an_example_of_a_call_may_have_no_text() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    assert prompt_problem([{"role": "assistant", "content": None, "tool_calls": [call]}]) is None

@@ -17,6 +17,7 @@ from tests.trainer_core.rollout.stub_server import StubServer
 from trainer_core import AsyncRolloutLoop, Rollout, RolloutGroup, TurnRecord
 from trainer_core.metrics import describe
 from trainer_core.rollout.loop import RolloutFailure
+from trainer_core.rollout.score_stage import RewardFailure
 
 
 def even_rows_are_equal(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float | None]:
@@ -145,6 +146,53 @@ def test_a_custom_generation_with_its_own_reward(make: MakeTrainer) -> None:
     group = [sample for sample in trainer.samples if sample.group_id == trainer.samples[0].group_id]
     rewards = np.array([sample.reward for sample in group])
     np.testing.assert_allclose([sample.advantage for sample in group], rewards.mean() - rewards)
+
+
+class ReturnsNothing(AsyncRolloutLoop):
+    async def generate_one(self, row_index: int, row: dict[str, Any], epoch: int) -> Any:
+        await self.client.complete(self.policy, [1, 2, 3], 4)
+
+
+class ReturnsTooFew(AsyncRolloutLoop):
+    def compute_advantages(self, group: RolloutGroup) -> np.ndarray:
+        return super().compute_advantages(group)[1:]
+
+
+class Divides(AsyncRolloutLoop):
+    def compute_advantages(self, group: RolloutGroup) -> np.ndarray:
+        return group.rewards * np.nan
+
+
+@pytest.mark.parametrize(
+    "loop_cls, text",
+    [
+        (ReturnsNothing, "the last error was: generate_one returned a NoneType; a Rollout is needed"),
+        (ReturnsTooFew, r"compute_advantages returned an array of shape \(3,\) for 4 rollouts"),
+        (Divides, "compute_advantages returned .*; finite numbers are needed where a reward is one"),
+    ],
+)
+def test_a_loop_that_returns_what_cannot_be_trained_on_is_a_sentence(
+    make: MakeTrainer, loop_cls: Any, text: str
+) -> None:
+    with pytest.raises((RolloutFailure, RewardFailure), match=text):
+        make(loop_cls=loop_cls).run(lambda t: t.train(1), timeout=20)
+
+
+class WithoutTurns(AsyncRolloutLoop):
+    async def generate_one(self, row_index: int, row: dict[str, Any], epoch: int) -> Rollout:
+        message = {"role": "assistant", "content": "x"}
+        return Rollout(f"{random.random()}", row["prompt"], [message], [], reward=random.random())
+
+
+def test_rollouts_without_turns_are_dropped(make: MakeTrainer) -> None:
+    trainer = make(rewards=[], loop_cls=WithoutTurns)
+
+    async def body(trainer: MiniTrainer) -> None:
+        while len(trainer.dropped) < 4:
+            await asyncio.sleep(0.01)
+
+    trainer.run(body)
+    assert {message.reason for message in trainer.dropped} == {"failed"}
 
 
 def test_mask_truncated_completions_leaves_them_out_of_the_samples(make: MakeTrainer, server: StubServer) -> None:

@@ -35,6 +35,10 @@ def scaled(completions: list[str], factor: float, **columns: Any) -> list[float]
     return [factor * len(completion) for completion in completions]
 
 
+def scaled_3(completions: list[str], **columns: Any) -> list[float]:
+    return [3.0 * len(completion) for completion in completions]
+
+
 def hangs(completions: list[str], **columns: Any) -> list[float]:
     os.system("sleep 300")
     return []
@@ -91,6 +95,14 @@ def test_values_of_functions_partials_and_coroutines() -> None:
     scores = score([length, judged, functools.partial(scaled, factor=10)])
     assert [s.function for s in scores] == ["length", "judged", "scaled"]
     assert [s.values for s in scores] == [[1.0, 2.0], [None, 0.5], [10.0, 20.0]]
+
+
+def test_functions_that_share_a_name_keep_their_own_metrics() -> None:
+    scores = score(
+        [functools.partial(scaled, factor=1), functools.partial(scaled, factor=2), length, scaled_3, scaled_3]
+    )
+    assert [s.function for s in scores] == ["scaled", "scaled_2", "length", "scaled_3", "scaled_3_2"]
+    assert [s.values for s in scores[:2]] == [[1.0, 2.0], [2.0, 4.0]]
 
 
 def test_failures_are_told_apart_and_hurt_nobody_else() -> None:

@@ -25,6 +25,7 @@ from tests.trainer_core.rollout.stub_server import StubServer
 from trainer_core.rollout.loop import AsyncRolloutLoop
 from trainer_core.rollout.messages import GroupConsumed, WeightsPushed, WorkerMetrics
 from trainer_core.rollout.state import RolloutState
+from trainer_core.rollout.types import Rollout
 from trainer_core.rollout.worker import RolloutWorker, RolloutWorkerError
 
 if TYPE_CHECKING:
@@ -106,6 +107,18 @@ class Mute:
         return where
 
 
+class Scores:
+    def reset(self, **row: Any) -> None: ...
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class Own(AsyncRolloutLoop):
+    async def generate_one(self, row_index: int, row: dict[str, Any], epoch: int) -> Rollout:
+        raise NotImplementedError
+
+
 class TestCheckPicklable:
     @pytest.mark.parametrize(
         "changes, text",
@@ -133,11 +146,22 @@ class TestCheckPicklable:
             ),
             ({"environment_factory": functools.partial(Mute)}, r"the tool Mute.look cannot be described to the model"),
             ({"environment_factory": Closed}, r"environment Closed has no reset"),
+            ({"environment_factory": Closed()}, r"environment_factory is a Closed; a class, or a function"),
+            ({"loop_cls": Closed}, r"loop_cls is .*Closed.*; a subclass of AsyncRolloutLoop is needed"),
         ],
     )
     def test_what_cannot_be_sent_is_named(self, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
         with pytest.raises(TypeError, match=text):
             worker(config_for("http://127.0.0.1:9", tmp_path), tmp_path, **changes).check_picklable()
+
+    def test_something_must_score(self, tmp_path: Path) -> None:
+        config = config_for("http://127.0.0.1:9", tmp_path)
+        nothing: dict[str, Any] = {"reward_funcs": [], "reward_weights": []}
+        for factory in (None, Mute):
+            with pytest.raises(ValueError, match="nothing scores the rollouts; give reward_funcs, an environment with"):
+                worker(config, tmp_path, environment_factory=factory, **nothing).check_picklable()
+        worker(config, tmp_path, environment_factory=Scores, **nothing).check_picklable()
+        worker(config, tmp_path, loop_cls=Own, **nothing).check_picklable()
 
     def test_a_closure_is_named(self, tmp_path: Path) -> None:
         def close_over(completions: list[Any]) -> list[float]:
@@ -306,5 +330,5 @@ def test_the_totals_of_the_last_second_arrive(server: StubServer, tiny_model: Pa
         assert wait_until(lambda: len(server.requests) >= 12, START_S)  # eight rollouts, and four that were asked again
         handle.stop()
         messages = [message for message in handle.receive() if isinstance(message, WorkerMetrics)]
-    retries = sum(len(message.values.get("rollout/vllm_retry_total", [])) for message in messages)
+    retries = sum(sum(message.values.get("rollout/vllm_retry_total", [])) for message in messages)  # type: ignore[arg-type]
     assert retries >= len(server.requests) - 8
