@@ -183,7 +183,7 @@ METRICS: tuple[Metric, ...] = (
         vllm/kv_cache_usage | | last | Share of the KV cache in use.
         vllm/running | requests | last | Requests the server is running.
         vllm/waiting | requests | last | Requests waiting in the server.
-        vllm/preemptions_total | | sum | Requests preempted for lack of KV cache.
+        vllm/preemptions_total | | sum | Requests preempted for lack of KV cache, or computed anew after a weight push.
         vllm/prefix_cache_hit_frac | | last | Share of prompt tokens found in the prefix cache.
     """),
     *_rows("system", """

@@ -6,7 +6,8 @@ A pure state machine: `observe` takes what was seen and returns the cap.
 
 Growth needs evidence that the cap is what limits: in-flight at 90 % of it or more, and a sample that is not older than
 `STALE_AFTER_S`, since /metrics of a busy server answers late. A preemption is a cut of its own: it means that the cache
-overflowed between two polls, even when its use looks fine at both.
+overflowed between two polls, even when its use is below `CUT_ABOVE` at both. Not where the cache has room to grow in, though: a
+push of whole weights makes the server compute running requests anew, which it counts as preemptions of all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class ConcurrencyController:
 
     def observe(self, sample: ServerSample) -> int:
         """Follow one sample; returns the cap."""
-        preempted = self._preemptions is not None and sample.preemptions > self._preemptions
+        counted = self._preemptions is not None and sample.preemptions > self._preemptions
+        preempted = counted and sample.kv_usage >= GROW_BELOW
         self._preemptions = sample.preemptions
         if sample.age_s > STALE_AFTER_S:
             return self.cap
