@@ -117,16 +117,19 @@ def test_a_group_that_has_become_too_old_is_given_up(make: MakeTrainer, server: 
     """Its requests end at once, its samples are counted as dropped, its prompt is done, and its place is free."""
     trainer = make(rows=40, max_staleness=1, max_concurrent_rollouts=64)
 
-    async def hold(_: web.Request) -> None:
-        """The first group's four requests are answered only when it has been given up."""
-        if len(server.requests) <= 4:
+    def of_first_group(request: dict[str, Any]) -> bool:
+        return bool(request["prompt"] == server.requests[0]["prompt"])
+
+    async def hold(request: web.Request) -> None:
+        """The first group's four requests, which others may come between, are answered only when it has been given up."""
+        if of_first_group(await request.json()):
             while not trainer.dropped:
                 await asyncio.sleep(0.01)
 
     server.fault = hold
 
     async def body(trainer: MiniTrainer) -> None:
-        while len(server.requests) < 4:
+        while sum(map(of_first_group, server.requests)) < 4:
             await asyncio.sleep(0.01)
         trainer.push(1)
         await asyncio.sleep(0.2)

@@ -157,8 +157,7 @@ MEASURE = """
 import json, sys
 sys.path.insert(0, "bench")
 import torch
-from train_step import make_rows, samples, step
-from types import SimpleNamespace
+from train_step import Tree, make_rows, samples, step
 from transformers import AutoConfig, AutoModelForCausalLM
 import peft
 from trainer_core.attention.interface import IMPLEMENTATION
@@ -183,7 +182,7 @@ with torch.no_grad():
 install_scoring(model)
 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-items = samples(SimpleNamespace(scale=0.04, groups=2, trained=1.0), config.vocab_size)
+items = samples(Tree(8, 102, 25), 2, 1.0, config.vocab_size)
 rows = make_rows(items, 8, share=True)
 for _ in range(2):
     step(model, optimizer, rows, torch.device("cpu"), autocast=sys.argv[2] == "bfloat16")
