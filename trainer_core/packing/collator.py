@@ -103,15 +103,19 @@ def _positions(items: Sequence[PackItem], paths: Sequence[Ranges]) -> np.ndarray
         starts = item.depths.searchsorted([depth for _, depth, _ in reversed(path)])
         counts += np.diff(starts, append=item.terms).tolist()
         shifts += [place - depth for place, depth, _ in reversed(path)]
-    return _join([item.depths for item in items], np.int64) + np.repeat(np.array(shifts, np.int64), counts)
+    positions = _join([item.depths for item in items], np.int64)
+    positions += np.repeat(np.array(shifts, np.int64), counts)
+    return positions
 
 
 def _multiplicity(paths: Sequence[Ranges], tokens: int) -> np.ndarray:
     """How many of the paths go through each row position, int32 [N]."""
     starts = [place for path in paths for place, _, _ in path]
     ends = [place + length for path in paths for place, _, length in path]
-    begun = np.bincount(np.array(starts, np.int64), minlength=tokens + 1)
-    return (begun - np.bincount(np.array(ends, np.int64), minlength=tokens + 1))[:-1].cumsum(dtype=np.int32)
+    change = np.zeros(tokens + 1, np.int32)
+    np.add.at(change, np.array(starts, np.int64), 1)
+    np.subtract.at(change, np.array(ends, np.int64), 1)
+    return np.cumsum(change, out=change)[:-1]
 
 
 def _top(plan: RowPlan, num_top: int) -> tuple[np.ndarray, np.ndarray]:

@@ -126,8 +126,10 @@ class PrefixTrie:
             empty = np.zeros(0, dtype=np.int64)
             return TrieLayout(empty, empty, np.zeros((0, 4), dtype=np.int64))
         segments = np.array(table, dtype=np.int64)
-        input_ids = np.concatenate(chunks).astype(np.int64, copy=False)
-        return TrieLayout(input_ids, np.arange(place) - np.repeat(shifts, segments[:, 1] - segments[:, 0]), segments)
+        # As few arrays of a row's length as can be: each is fresh memory, whose pages cost more than what is written to them.
+        position_ids = np.repeat(shifts, segments[:, 1] - segments[:, 0])
+        np.subtract(np.arange(place), position_ids, out=position_ids)
+        return TrieLayout(np.concatenate(chunks, dtype=np.int64, casting="same_kind"), position_ids, segments)
 
     @staticmethod
     def ranges(leaf: Segment | None, nodes: int) -> list[tuple[int, int, int]]:
