@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 from transformers.utils import get_json_schema
 
 from tests.trainer_core.rollout.conftest import MakeTrainer
+from tests.trainer_core.rollout.mini_trainer import MiniTrainer
 from tests.trainer_core.rollout.stub_server import StubServer
 from trainer_core.rollout.environments import environment_tools
 from trainer_core.rollout.openenv import OpenEnv, connect
@@ -274,8 +275,8 @@ def test_a_server_that_is_none_is_a_sentence() -> None:
         asyncio.run(play("http://127.0.0.1:9"))
 
 
-def test_a_run_on_a_server(make: MakeTrainer, server: StubServer, game: Game, tiny_model: Any) -> None:
-    """Rollouts side by side have a session each, kept from one rollout to the next and closed at the end."""
+def guessing(make: MakeTrainer, server: StubServer, url: str, tiny_model: Any) -> tuple[MiniTrainer, Any]:
+    """A trainer whose rollouts guess one number each in the game at `url`, and the tokenizer of its model."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -288,9 +289,15 @@ def test_a_run_on_a_server(make: MakeTrainer, server: StubServer, game: Game, ti
 
     server.reply = reply  # type: ignore[method-assign]
     trainer = make(
-        rewards=[], environment_factory=load_environment("openenv", {"base_url": game.url}), max_completion_length=300,
+        rewards=[], environment_factory=load_environment("openenv", {"base_url": url}), max_completion_length=300,
         max_staleness=0,
     )  # fmt: skip
+    return trainer, tokenizer
+
+
+def test_a_run_on_a_server(make: MakeTrainer, server: StubServer, game: Game, tiny_model: Any) -> None:
+    """Rollouts side by side have a session each, kept from one rollout to the next and closed at the end."""
+    trainer, _ = guessing(make, server, game.url, tiny_model)
     trainer.run(lambda t: t.train(2))
     assert {sample.reward for sample in trainer.samples} <= {1.0, -0.1}
     assert 2 <= game.sessions <= 8, "one for each rollout in flight"

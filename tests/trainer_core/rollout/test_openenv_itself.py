@@ -23,8 +23,8 @@ import pytest
 
 from tests.trainer_core.rollout.conftest import MakeTrainer
 from tests.trainer_core.rollout.stub_server import StubServer
+from tests.trainer_core.rollout.test_openenv import guessing
 from trainer_core.rollout.openenv import connect
-from trainer_core.rollout.registry import load_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,21 +114,7 @@ def test_its_clients_are_environments(python: Path, url: str) -> None:
 
 
 def test_a_run_on_its_server(make: MakeTrainer, server: StubServer, url: str, tiny_model: Any) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    server.context = 2048
-    said = ['<tool_call>{"name": "act", "arguments": {"action": {"number": %d}}}</tool_call>', "done"]
-
-    def reply(body: dict[str, Any]) -> list[int]:
-        turn = tokenizer.decode(body["prompt"]).count("assistant\n") - 1
-        return tokenizer.encode(said[turn] % (len(server.requests) % 10) if turn == 0 else said[turn])
-
-    server.reply = reply  # type: ignore[method-assign]
-    trainer = make(
-        rewards=[], environment_factory=load_environment("openenv", {"base_url": url}), max_completion_length=300,
-        max_staleness=0,
-    )  # fmt: skip
+    trainer, tokenizer = guessing(make, server, url, tiny_model)
     trainer.run(lambda t: t.train(2), timeout=300)
     assert {sample.reward for sample in trainer.samples} <= {1.0, -0.1}
     assert len(trainer.samples) == 16
