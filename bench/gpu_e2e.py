@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HOST = "gpu-e2e"
 SLOTS = 8
-LEAVING_S = 4.0
+LEAVING_S, REAP_S = 4.0, 5.0
 STOP_S, KILL_S, PUSH_S = 45.0, 15.0, 120.0
 """Seconds before the end at which runs are stopped, everything left is killed, and pushes are timed at the latest."""
 PUSHED_BY = ("nccl", "nccl-staged")
@@ -70,7 +70,7 @@ class Bench:
         self.watched: list[Any] = []
         self.pushes: dict[str, subprocess.Popen[bytes]] = {}
         self.passed = False
-        self._saved = 0.0
+        self._saved = self._reaped = 0.0
 
     def go(self) -> None:
         from bench.support.gpu_phases import CPU_PHASES, PHASES
@@ -82,10 +82,11 @@ class Bench:
             if wanted is None or phase.name in wanted:
                 self._guarded(phase.name, lambda phase=phase: self._start(phase))
         if not self.arguments.cpu and (wanted is None or "push" in wanted):
-            for backend in PUSHED_BY:
+            for backend in self.arguments.pushed_by.split(","):
                 self._guarded("push", lambda backend=backend: self._start_push(backend))
         stopped = False
         while time.time() < self.end - KILL_S and not self._over():
+            self._guarded("reaper", self._reap)
             for run in self.watched:
                 self._guarded(run.phase.name, run.look)
             ended = all(run.ended for run in self.watched)
@@ -97,6 +98,15 @@ class Bench:
                 self._stop_runs()
             self._save(every=5.0)
             time.sleep(0.25)
+
+    def _reap(self) -> None:
+        """End runs whose supervisor is gone, as the studio's worker does every few seconds."""
+        from workers import reaper
+
+        if time.time() - self._reaped >= REAP_S:
+            self._reaped = time.time()
+            for attempt in reaper.reap_host(HOST):
+                self.found["problems"].append(f"{attempt.run.name} had lost its supervisor: see its supervisor.log")
 
     def _over(self) -> bool:
         pushed = all(process.poll() is not None for process in self.pushes.values())
@@ -283,6 +293,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", help="folder of the model; default: the built-in one, which OFFBEAT_MODELS must hold"
     )
+    parser.add_argument("--pushed-by", default=",".join(PUSHED_BY), help="ways to push that are timed; default: all")
     parser.add_argument("--cpu", action="store_true", help="without GPUs, and small")
     return parser.parse_args()
 

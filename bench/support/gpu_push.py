@@ -66,7 +66,7 @@ def main() -> int:
         raise
     finally:
         arguments.out.write_text(json.dumps(found))
-        _end(process)
+        _end(process, arguments.backend)
     return 0
 
 
@@ -235,7 +235,7 @@ def _start_server(
     })  # fmt: skip
     command = serve_command(spec, model_path=str(folder), port=port, device="cuda", gpu_share=0.1)
     command.argv[command.argv.index("--weight-transfer-config") + 1] = json.dumps({"backend": backend})
-    return start(command.argv, env=environment("push", [gpu], "cuda", command.env | hosts), log=log)
+    return start(command.argv, env=environment(f"push-{backend}", [gpu], "cuda", command.env | hosts), log=log)
 
 
 def _healthy(url: str) -> bool:
@@ -244,11 +244,11 @@ def _healthy(url: str) -> bool:
     return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], backend: str) -> None:
     from workers.processes import end, sweep
 
     end(process, 3.0)
-    sweep("push", {process.pid})
+    sweep(f"push-{backend}", {process.pid})
 
 
 def _arguments() -> argparse.Namespace:

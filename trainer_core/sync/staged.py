@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from trainer_core.sync.weights import ServedWeight, manifest
 
 
 class StagedSync(StreamedSync):
-    """Stream, while the servers generate with the old weights; pause; apply; resume."""
+    """Stream, while the servers generate with the old weights; then pause, apply and resume."""
 
     def _wire_settings(self) -> dict[str, Any]:
         return {"timeout_s": self._push_timeout_s}
@@ -48,22 +49,25 @@ class StagedSync(StreamedSync):
             group.wait()
 
         def apply(server: ServerApi) -> None:
-            server.finish_update(version)
-            server.reset_prefix_cache()
+            # vLLM answers a pause 20 ms after it has begun. The weights need not wait for that: they change as a whole,
+            # between two steps of the engine, and what a step made of old keys and new weights is forgotten right after.
+            with ThreadPoolExecutor(1) as pausing:  # leaving it waits, so that no pause can come after the resume
+                paused = pausing.submit(server.pause)
+                server.finish_update(version)
+                server.reset_prefix_cache()
+            paused.result()
 
         self._on_all("announcing the weights", announce)
         watch.lap("announce")
         self._stream(weights, device, stream)
         transfer_s = watch.lap()
         try:
-            self._on_all("pausing the servers", ServerApi.pause)
-            watch.lap("stop")
-            self._on_all("applying the weights", apply)
+            self._on_all("pausing the servers and applying the weights", apply)
             watch.lap("apply")
         finally:
             self._on_all("resuming the servers", ServerApi.resume)
         watch.lap("resume")
-        pause_s = sum(watch.laps[name] for name in ("stop", "apply", "resume"))
+        pause_s = watch.laps["apply"] + watch.laps["resume"]
         return PushReport(watch.total(), pause_s, transfer_s, watch.laps)
 
 

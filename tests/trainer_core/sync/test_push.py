@@ -83,7 +83,7 @@ def test_full_weights(server, tmp_path):
         report = sync.push(model, version)
         assert 0 < report.pause_s < report.total_s < 30
         assert report.transfer_s > 0
-        assert set(report.phases) == set(PHASES)
+        assert set(report.phases) == set(PHASES) - {"stop"}  # standing still overlaps with the new weights
         assert sum(report.phases.values()) + report.transfer_s == pytest.approx(report.total_s, abs=0.05)
         output = greedy(server, sync.model_name(version))
         assert output == greedy_reference(model)
