@@ -94,13 +94,14 @@ class Monitor:
         """Tick: watch the event loop's lag, measure what holds generation back, send everything once a second."""
         loop = self._loop
         last = flushed = time.perf_counter()
-        busy = held = lag = 0.0
+        busy = queued = held = lag = 0.0
         while True:
             await asyncio.sleep(TICK_S)
             now = time.perf_counter()
             elapsed, last = now - last, now
             lag = max(lag, elapsed - TICK_S)
             busy += loop.slots.in_flight * elapsed
+            queued += loop.scoring.waiting * elapsed
             # Held back by the trainer: nothing is being generated, and the queue or the staleness bound is the reason.
             if loop.scoring.held or (loop.held_by_staleness and not loop.slots.in_flight):
                 held += elapsed
@@ -111,13 +112,13 @@ class Monitor:
             self.metrics.add("rollout/concurrency_cap", float(loop.slots.cap))
             self.metrics.add("rollout/generated_tok_s", self._generated / span)
             self.metrics.add("rollout/backpressure_s", held)
-            self.metrics.add("rollout/score_queue_size", float(loop.scoring.waiting))
+            self.metrics.add("rollout/score_queue_size", queued / span)
             self.metrics.add("rollout/event_loop_lag_s", lag)
             for name in TOTALS:
                 self.metrics.add(name, 0.0)
             self.send_values()
             loop.outbox.send(Heartbeat())
-            busy = held = lag = 0.0
+            busy = queued = held = lag = 0.0
             self._generated = 0
 
     async def follow_servers(self) -> None:

@@ -134,6 +134,7 @@ class ScoreStage:
             failed=bool(failures) and not len(known),
             equal=dropped == "zero_variance",
             unscored=not failures and not len(known),
+            reward=float(known[0]) if len(known) else 0.0,
             reason=f"{failures[0].function}: {failures[0].text}" if failures else "",
         )
         if verdict is None:

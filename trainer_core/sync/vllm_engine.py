@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
@@ -34,6 +35,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from trainer_core.sync.gloo_group import GlooGroup
 from trainer_core.sync.nccl_group import NcclGroup
 from trainer_core.sync.vllm_copies import Copies, NotLearnable, learn
+from trainer_core.sync.vllm_room import check_room
 
 logger = init_logger("vllm.offbeat")  # below "vllm", whose level and handler the server sets up
 
@@ -242,6 +244,15 @@ class StagedNcclEngine(StagedEngine):
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         self._room -= size
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def _check(self, update: StagedUpdateInfo) -> None:
+        super()._check(update)
+        new = [
+            math.prod(shape) * getattr(torch, dtype).itemsize
+            for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True)
+            if name not in self._staged
+        ]
+        check_room(new, self._room, psutil.virtual_memory().available)
 
     def _receive_into(self, place: torch.Tensor, group: GlooGroup | NcclGroup) -> None:
         on_gpu = place if place.is_cuda else torch.empty_like(place, device=self.device)

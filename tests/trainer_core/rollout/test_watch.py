@@ -19,13 +19,21 @@ def test_one_that_works_is_enough_to_go_on_for_long() -> None:
     assert verdicts[-1].kind == "fatal"
 
 
-def test_equal_rewards_alarm_again_and_again() -> None:
+def test_equal_rewards_alarm_again_when_the_row_is_twice_as_long() -> None:
     watch = RewardWatch()
-    verdicts = [watch.observe(failed=False, equal=True, reason="") for _ in range(3 * EQUAL_GROUPS)]
-    alarms = [verdict for verdict in verdicts if verdict]
-    assert [alarm.kind for alarm in alarms] == ["alarm"] * 3
+
+    def alarms(groups: int) -> list[str]:
+        told = [watch.observe(failed=False, equal=True, reward=1.0 if i % 4 else 0.0) for i in range(groups)]
+        return [verdict.text for verdict in told if verdict is not None and verdict.kind == "alarm"]
+
+    first = alarms(EQUAL_GROUPS)
+    assert first == [
+        "all rewards were equal within each of the last 32 groups (0.75 on average), so there is nothing to learn from"
+    ]
+    assert len(alarms(3 * EQUAL_GROUPS)) == 2, "after 64 and 128"
     assert watch.observe(failed=False, equal=False, reason="") is None
-    assert not any(watch.observe(failed=False, equal=True, reason="") for _ in range(EQUAL_GROUPS - 1))
+    assert not alarms(8 * EQUAL_GROUPS - 1), "a run that has learnt its task has many short rows"
+    assert alarms(1)
 
 
 def test_groups_that_nothing_scores_raise_an_alarm() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.trainer_core.attention.models import make
 from trainer_core.sync.vllm_copies import NotLearnable, learn
+from trainer_core.sync.vllm_room import check_room
 
 
 class Fused(nn.Module):
@@ -140,3 +141,10 @@ def test_copies_do_what_the_loaders_of_a_real_vllm_model_do(family: str, tmp_pat
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " copies of " in ended.stdout
+
+
+def test_weights_that_fit_nowhere_are_refused_before_any_is_received() -> None:
+    gib = 2**30
+    check_room([3 * gib, 2 * gib, gib], room=4 * gib, host_bytes=4 * gib)
+    with pytest.raises(ValueError, match=r"2\.0 GiB of the pushed weights .* the host has 3\.9 GiB left.*to nccl"):
+        check_room([3 * gib, 2 * gib, gib], room=4 * gib, host_bytes=int(3.9 * gib))
