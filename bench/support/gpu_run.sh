@@ -38,8 +38,12 @@ wanted = torch.nn.functional.rms_norm(x.float(), (64,), eps=1e-6)
 print("vLLM's kernels answer:", (out.float() - wanted).abs().max().item())
 EOF
 check=$!
-PIP_NO_INDEX=1 PIP_FIND_LINKS=$parts python3 -m trainer_core.builtin_model "$OFFBEAT_MODELS/smollm2-135m-instruct" ||
-    exit 1 # nothing below works without it, and GPUs are dear
+# A module that is missing would else be found by a supervisor or a trainer, minutes later. GPUs are dear.
+DJANGO_SETTINGS_MODULE=webapp.settings python3 -W ignore -c "
+import django
+django.setup()
+import datasets, gguf, math_verify, reasoning_gym, trainer_core.launch, vllm, workers.reaper, workers.supervisor" || exit 1
+PIP_NO_INDEX=1 PIP_FIND_LINKS=$parts python3 -m trainer_core.builtin_model "$OFFBEAT_MODELS/smollm2-135m-instruct" || exit 1
 wait "$check" # a GPU that a stranger computes on is not leased
 
 left=$((limit - ($(date +%s) - began)))
