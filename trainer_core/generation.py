@@ -6,16 +6,17 @@ planner that makes rows of samples.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from trainer_core.config import AsyncGRPOConfig
-from trainer_core.intake import CONTROL_FILE, SampleIntake
+from trainer_core.intake import CONTROL_FILE, POLL_S, SampleIntake
 from trainer_core.report import StepReport
 from trainer_core.rollout.state import RolloutState
 from trainer_core.rollout.worker import RolloutWorker
 from trainer_core.step_plan import StepPlanner
-from trainer_core.sync import choose_sync
+from trainer_core.sync import ServerUnreachable, WeightSync, choose_sync
 from trainer_core.sync.gathering import Summon
 from trainer_core.weights import ServerLink, look_at_server
 
@@ -65,8 +66,7 @@ class Generation:
         """
         config = self._config
         self.served_dtype = look_at_server(config, self._event)
-        self.sync = choose_sync(config=config, model=self._model, server_urls=config.server_urls, summon=summon)
-        self.sync.open()
+        self.sync = self._connect(summon)
         self._event(
             "info", "started", f"Training started; attention runs on {attention}.", resumed=resumed, attention=attention
         )
@@ -82,6 +82,20 @@ class Generation:
         self.worker.start()
         if resumed:  # generation waits for this: the servers hold the weights of the beginning
             self.push()
+
+    def _connect(self, summon: Summon | None) -> WeightSync:
+        """Wait also for a server that dies just now: whoever started it starts it again."""
+        config, end = self._config, time.monotonic() + self._config.vllm_server_timeout
+        while True:
+            try:
+                sync = choose_sync(config=config, model=self._model, server_urls=config.server_urls, summon=summon)
+                sync.open()
+                return sync
+            except ServerUnreachable as error:
+                if time.monotonic() > end:
+                    raise
+                print(f"waiting for a server: {error}", flush=True)
+            time.sleep(POLL_S)
 
     def push(self) -> None:
         """Give the servers the current weights. A server that died is waited for, until an order to stop comes."""

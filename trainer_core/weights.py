@@ -10,11 +10,13 @@ from trainer_core.config import AsyncGRPOConfig
 from trainer_core.intake import POLL_S, REPORT_EVERY_S
 from trainer_core.report import StepReport
 from trainer_core.rollout.messages import ServersAway, ServersReady, WeightsPushed
-from trainer_core.sync import ServerUnreachable, WeightSync
+from trainer_core.sync import ServerUnreachable, WeightSync, WeightSyncError
 from trainer_core.sync.server_api import ServerApi
 
 MOST_PUSHES = 4
-"""Pushes that may fail in a row, each to servers that said they were well."""
+"""Pushes that may fail in a row, each to servers that said they were well, since one of them was gone."""
+MOST_REFUSALS = 2
+"""The same, since the servers would not take them."""
 
 
 class ServerLink:
@@ -46,12 +48,13 @@ class ServerLink:
         """Give the servers the current weights, and the worker the news.
 
         Goes on without a server that died, and waits while none answers: `keep_waiting` is called every second, and ends the
-        wait when it says no. Raises ServerUnreachable after vllm_server_timeout of it, or when pushes go on failing.
+        wait when it says no. A server that refuses the weights may have died and come back since the last push, so it is
+        connected again too. Raises ServerUnreachable after vllm_server_timeout, or WeightSyncError when pushes go on failing.
         """
         try:
             report = self._sync.push(self._model, self._version())
-        except ServerUnreachable as error:
-            self._lose(error)
+        except WeightSyncError as error:
+            self._note(error)
             self._recover(keep_waiting)
             return
         self._report.add("perf/weight_sync_pause_s", report.pause_s)
@@ -69,6 +72,13 @@ class ServerLink:
     def _announce(self) -> None:
         version = self._version()
         self._send(WeightsPushed(version, self._sync.model_name(version)))
+
+    def _note(self, error: WeightSyncError) -> None:
+        """Tell of a failed push whose cause will be looked for."""
+        if isinstance(error, ServerUnreachable):
+            self._lose(error)
+        else:
+            print(f"a weight push failed, connecting anew: {error}", flush=True)
 
     def _lose(self, error: ServerUnreachable) -> None:
         """Tell of a server that the push found gone, once; the worker may not have noticed."""
@@ -99,18 +109,19 @@ class ServerLink:
     def _restore(self, keep_waiting: Callable[[], bool]) -> list[str] | None:
         """Connect to the servers that answer, once any does, and push. URLs of the others; None when the wait was ended."""
         since = reported = time.monotonic()
-        pushes = 0
+        pushes = refusals = 0
         while True:
             try:
                 away = self._sync.reopen()
                 since, pushes = time.monotonic(), pushes + 1
                 self._sync.push(self._model, self._version())
                 return away
-            except ServerUnreachable as error:
-                self._lose(error)
-                if pushes == MOST_PUSHES:
+            except WeightSyncError as error:
+                self._note(error)
+                refusals += not isinstance(error, ServerUnreachable)
+                if pushes == MOST_PUSHES or refusals == MOST_REFUSALS:
                     raise
-                url, now = error.url, time.monotonic()
+                url, now = getattr(error, "url", self._urls[0]), time.monotonic()
             if now - since > self._config.vllm_server_timeout:
                 raise ServerUnreachable(url, f"the server at {url} did not come back within {now - since:.0f} s")
             if now - reported >= REPORT_EVERY_S:
@@ -122,16 +133,18 @@ class ServerLink:
 
 
 def look_at_server(config: AsyncGRPOConfig, event: Callable[..., None]) -> str:
-    """Wait until the server is ready; take the row budget from it if none is set; warn when its dtype differs.
+    """Wait until the servers are ready; take the row budget from the first if none is set; warn when its dtype differs.
 
-    Returns the name of the dtype it serves. Raises WeightSyncError when it is not ready within vllm_server_timeout.
+    Returns the name of the dtype it serves. Raises WeightSyncError when one is not ready within vllm_server_timeout.
     """
-    server = ServerApi(config.server_urls[0], config.request_timeout)
+    servers = [ServerApi(url, config.request_timeout) for url in config.server_urls]
     try:
-        server.wait_until_healthy(config.vllm_server_timeout)
-        info = server.info()
+        for server in servers:
+            server.wait_until_healthy(config.vllm_server_timeout)
+        info = servers[0].info()
     finally:
-        server.close()
+        for server in servers:
+            server.close()
     if config.token_budget is None:
         config.token_budget = info.max_model_len
     computed = config.compute_dtype

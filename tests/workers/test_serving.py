@@ -40,7 +40,7 @@ def test_what_every_server_gets():
 
 
 def test_the_backend_follows_the_device():
-    for device, backend in (("cpu", "gloo"), ("cuda", "nccl-staged")):
+    for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
         assert json.loads(flags(command(device))["--weight-transfer-config"]) == {"backend": backend}
 
 
@@ -52,12 +52,6 @@ def test_the_run_may_choose_the_backend_where_there_is_a_choice(wanted):
     ):  # fmt: skip
         found = flags(command(device, place=place, server=server))
         assert json.loads(found["--weight-transfer-config"]) == {"backend": backend}
-
-
-def test_weights_wait_beside_the_model_only_on_a_gpu_that_is_the_servers_alone():
-    for sections, place in (({"resources": {"rollout_gpus": 2}}, {}), ({}, {"gpu_share": 0.5, "apart": True})):
-        found = flags(command("cuda", place=place, **sections))
-        assert json.loads(found["--weight-transfer-config"]) == {"backend": "nccl"}
 
 
 def test_on_a_shared_gpu_the_server_takes_its_part_and_weights_do_not_go_over_nccl():

@@ -50,8 +50,8 @@ class ServerSpec(Section):
     weight_transfer: Literal["auto", "nccl", "nccl-staged", "gloo"] = Field(
         "auto", title="Weight transfer", json_schema_extra=ADVANCED,
         description="How whole weights go to the server: nccl while it stands still, nccl-staged beside the running model, so "
-        "that it stands still for less, gloo through the memory of the host. auto: nccl-staged, and nccl where the server "
-        "spans several GPUs or shares its own. On a CPU, and on a GPU that server and trainer share, gloo whatever is set.",
+        "that it stands still for less but holds the weights twice (not yet run on two GPUs), gloo through the memory of the "
+        "host. auto: nccl. On a CPU, and on a GPU that server and trainer share, gloo whatever is set.",
     )  # fmt: skip
     max_restarts: int = Field(3, ge=0, title="Restarts", description="How often each server that died is started "
                               "again in one attempt.", json_schema_extra=ADVANCED)  # fmt: skip

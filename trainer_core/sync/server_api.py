@@ -11,6 +11,9 @@ from typing import Any
 
 import httpx
 
+ABANDON_DEADLINE_S = 20.0
+"""A server that takes longer to end an update stands in a transfer whose sender is gone."""
+
 
 class WeightSyncError(RuntimeError):
     """A push, or its set-up, failed; the message is one sentence."""
@@ -130,8 +133,9 @@ class ServerApi:
 
         vLLM has no route for it, but closes an update that gets information it cannot parse.
         """
+        request = {"update_info": {"abandoned": True}}
         try:
-            self.update_weights({"abandoned": True})
+            self._call("POST", "/update_weights", json=request, timeout=ABANDON_DEADLINE_S)
         except ServerRefused:
             return
 

@@ -7,9 +7,11 @@ NCCL) and NCCL.
 from __future__ import annotations
 
 import datetime
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +19,20 @@ import torch
 from trainer_core.sync.base import PushReport, Stopwatch
 from trainer_core.sync.gloo_group import GlooGroup
 from trainer_core.sync.nccl_group import NcclGroup
-from trainer_core.sync.server_api import ServerApi
+from trainer_core.sync.server_api import ServerApi, ServerUnreachable, WeightSyncError
 from trainer_core.sync.streamed import StreamedSync, address_towards
 from trainer_core.sync.weights import ServedWeight, manifest
+
+LOOK_EVERY_S = 2.0
+MOST_MISSED = 3
+"""So many looks in a row that a server does not answer are taken for its end."""
 
 
 class StagedSync(StreamedSync):
     """Stream, while the servers generate with the old weights; then pause, apply and resume."""
 
     def _wire_settings(self) -> dict[str, Any]:
-        return {"timeout_s": self._push_timeout_s}
+        return {"timeout_s": self._push_timeout_s, "join_timeout_s": self._handshake_deadline_s}
 
     @abstractmethod
     def _sending_device(self) -> torch.device:
@@ -41,34 +47,57 @@ class StagedSync(StreamedSync):
             server.start_update()
             server.update_weights(announced)
 
+        sent = threading.Event()
+
         def stream(tensors: Iterator[torch.Tensor]) -> None:
             if device.type == "cuda":  # a new thread would begin on device 0
                 torch.cuda.set_device(device)
             for tensor in tensors:
                 group.broadcast(tensor)
             group.wait()
+            sent.set()
+
+        failures: list[WeightSyncError] = []
 
         def apply(server: ServerApi) -> None:
             # vLLM answers a pause 20 ms after it has begun. The weights need not wait for that: they change as a whole,
             # between two steps of the engine, and what a step made of old keys and new weights is forgotten right after.
-            with ThreadPoolExecutor(1) as pausing:  # leaving it waits, so that no pause can come after the resume
-                paused = pausing.submit(server.pause)
-                server.finish_update(version)
-                server.reset_prefix_cache()
-            paused.result()
+            # No pause may come after a resume, so that all are waited for, whatever fails.
+            try:
+                with ThreadPoolExecutor(1) as pausing:
+                    paused = pausing.submit(server.pause)
+                    server.finish_update(version)
+                    server.reset_prefix_cache()
+                paused.result()
+            except WeightSyncError as error:
+                failures.append(error)
 
         self._on_all("announcing the weights", announce)
         watch.lap("announce")
-        self._stream(weights, device, stream)
+        try:
+            self._stream(weights, device, stream, [partial(_stay_alive, server, sent) for server in self._servers])
+        finally:
+            sent.set()
         transfer_s = watch.lap()
         try:
             self._on_all("pausing the servers and applying the weights", apply)
             watch.lap("apply")
+            for failure in failures:
+                raise failure
         finally:
             self._on_all("resuming the servers", ServerApi.resume)
         watch.lap("resume")
         pause_s = watch.laps["apply"] + watch.laps["resume"]
         return PushReport(watch.total(), pause_s, transfer_s, watch.laps)
+
+
+def _stay_alive(server: ServerApi, sent: threading.Event) -> None:
+    """Raise ServerUnreachable when the server is gone before `sent`: a transfer over NCCL does not notice."""
+    missed = 0
+    while not sent.wait(LOOK_EVERY_S):
+        missed = 0 if server.is_healthy() else missed + 1
+        if missed == MOST_MISSED:
+            raise ServerUnreachable(server.url, f"the server at {server.url} stopped answering during a weight push")
 
 
 class GlooSync(StagedSync):
@@ -79,8 +108,9 @@ class GlooSync(StagedSync):
 
     def _meeting_point(self, world_size: int) -> tuple[int, Callable[[], GlooGroup]]:
         timeout = datetime.timedelta(seconds=self._push_timeout_s)
-        store = GlooGroup.host(world_size, datetime.timedelta(seconds=self._handshake_deadline_s))
-        return store.port, lambda: GlooGroup(store, 0, world_size, timeout)
+        join = datetime.timedelta(seconds=self._handshake_deadline_s)
+        store = GlooGroup.host(world_size, join)
+        return store.port, lambda: GlooGroup(store, 0, world_size, join_timeout=join, timeout=timeout)
 
 
 class StagedNcclSync(StagedSync):

@@ -12,8 +12,8 @@ from __future__ import annotations
 import datetime
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,23 +35,29 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from trainer_core.sync.gloo_group import GlooGroup
 from trainer_core.sync.nccl_group import NcclGroup
 from trainer_core.sync.vllm_copies import Copies, NotLearnable, learn
-from trainer_core.sync.vllm_room import check_room
+from trainer_core.sync.vllm_room import check_host, fitting, pinned
 
 logger = init_logger("vllm.offbeat")  # below "vllm", whose level and handler the server sets up
 
+ABORT_S = 2.0
+"""A receive whose group was left ends within this, or is waiting in gloo."""
 SPARE_BYTES = 1 << 30
 """Memory of a GPU that is left alone, for what neither vLLM nor this engine counts."""
 
 
 @dataclass(kw_only=True)
 class StagedInitInfo(WeightTransferInitInfo):
-    """Where the trainer, rank 0, waits. Ranks of this server begin at `rank_offset`; `timeout_s` bounds every wait."""
+    """Where the trainer, rank 0, waits. Ranks of this server begin at `rank_offset`.
+
+    `join_timeout_s` bounds the wait for the others, in which this server generates nothing; `timeout_s` any later one.
+    """
 
     master_address: str
     master_port: int
     rank_offset: int
     world_size: int
     timeout_s: float
+    join_timeout_s: float
 
 
 @dataclass
@@ -86,8 +92,8 @@ class StagedEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):
         """Meet the trainer."""
 
     @abstractmethod
-    def _empty(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        """Where a weight is received."""
+    def _places(self, wanted: Sequence[tuple[list[int], torch.dtype]]) -> list[torch.Tensor]:
+        """Where weights of these shapes are received. Raises ValueError or RuntimeError where there is no room."""
 
     def _beside_the_model(self) -> AbstractContextManager[Any]:
         """What the receiving thread works in, so that it does not get in the way of generation."""
@@ -118,8 +124,10 @@ class StagedEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):
         if self._group is None or self._receiver is None:
             raise RuntimeError("no trainer is connected: call init_weight_transfer_engine first")
         self._check(update_info)
+        self._make_places(update_info)
         self._announced += update_info.names
-        self._received.append(self._receiver.submit(self._receive, self._group, update_info))
+        places = [self._staged[name] for name in update_info.names]
+        self._received.append(self._receiver.submit(self._receive, self._group, places))
 
     def finish_weight_update(self) -> None:
         """Wait for what was announced and put it into the model, all or nothing."""
@@ -139,15 +147,16 @@ class StagedEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):
             torch.accelerator.synchronize()  # the next engine step must see them
 
     def shutdown(self) -> None:
-        """Leave the group. A receive that is under way ends with an error of its own."""
+        """Leave the group. The memory is kept for the next one, unless a receive still writes into it."""
         if self._receiver is not None:
             self._receiver.shutdown(wait=False, cancel_futures=True)
         if self._group is not None:
             self._group.abort()
+        if wait([one for one in self._received if not one.cancelled()], timeout=ABORT_S).not_done:
+            self._forget()
         self._receiver = None
         self._group = None
         self._received = []
-        self._forget()
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -179,22 +188,34 @@ class StagedEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):
         self._staged = {}
         self._copies = None
 
-    def _receive(self, group: GlooGroup | NcclGroup, update: StagedUpdateInfo) -> None:
-        with self._beside_the_model():
-            for name, dtype_name, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
-                self._receive_into(self._place_of(name, shape, getattr(torch, dtype_name)), group)
-            group.wait()
+    def _receive(self, group: GlooGroup | NcclGroup, places: list[torch.Tensor]) -> None:
+        try:
+            with self._beside_the_model():
+                for place in places:
+                    self._receive_into(place, group)
+                group.wait()
+        except Exception:
+            logger.exception("Receiving weights failed.")  # the trainer, who waits too, cannot be told
+            raise
 
     def _receive_into(self, place: torch.Tensor, group: GlooGroup | NcclGroup) -> None:
         group.broadcast(place)
 
-    def _place_of(self, name: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        """Where this weight was received before, or a new place, for which copies are not known."""
-        place = self._staged.get(name)
-        if place is None or list(place.shape) != list(shape) or place.dtype != dtype:
+    def _make_places(self, update: StagedUpdateInfo) -> None:
+        """Where each weight was received before, or new places, for which copies are not known.
+
+        Made before the trainer is answered: what fails here is a refusal, and not a transfer that never ends.
+        """
+        wanted = {
+            name: (list(shape), getattr(torch, dtype))
+            for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True)
+        }
+        known = {name: (list(place.shape), place.dtype) for name, place in self._staged.items()}
+        new = [name for name, form in wanted.items() if known.get(name) != form]
+        if new:
             self._copies = None
-            place = self._staged[name] = self._empty(shape, dtype)
-        return place
+            places = self._places([wanted[name] for name in new])
+            self._staged |= dict(zip(new, places, strict=True))
 
     def _check(self, update: StagedUpdateInfo) -> None:
         if not len(update.names) == len(update.dtype_names) == len(update.shapes):
@@ -213,13 +234,13 @@ class StagedGlooEngine(StagedEngine):
     """Through the host's memory."""
 
     def _join(self, info: StagedInitInfo, rank: int) -> GlooGroup:
-        timeout = datetime.timedelta(seconds=info.timeout_s)
         return GlooGroup.join(
-            info.master_address, info.master_port, rank=rank, world_size=info.world_size, timeout=timeout
-        )
+            info.master_address, info.master_port, rank=rank, world_size=info.world_size,
+            join_timeout=datetime.timedelta(seconds=info.join_timeout_s), timeout=datetime.timedelta(seconds=info.timeout_s),
+        )  # fmt: skip
 
-    def _empty(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
+    def _places(self, wanted: Sequence[tuple[list[int], torch.dtype]]) -> list[torch.Tensor]:
+        return [torch.empty(shape, dtype=dtype) for shape, dtype in wanted]
 
 
 class StagedNcclEngine(StagedEngine):
@@ -229,33 +250,43 @@ class StagedNcclEngine(StagedEngine):
     host's, from where putting them in place takes longer.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stream = torch.cuda.Stream(self.device)  # one for good: memory that one gave back is not for another
+        self._landing = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self._pinned_bytes = 0
+        self._sharers = 1
+
     def _join(self, info: StagedInitInfo, rank: int) -> NcclGroup:
-        self._stream = torch.cuda.Stream(self.device)
-        free, total = torch.cuda.mem_get_info(self.device)
-        beyond = total * (1 - self.vllm_config.cache_config.gpu_memory_utilization)
-        self._room = min(free - SPARE_BYTES, int(beyond) - SPARE_BYTES)
+        self._sharers = info.world_size - 1
         return NcclGroup(
-            info.master_address, info.master_port, rank=rank, world_size=info.world_size, timeout_s=info.timeout_s
+            info.master_address, info.master_port, rank=rank, world_size=info.world_size, timeout_s=info.join_timeout_s
         )
 
-    def _empty(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        size = math.prod(shape) * dtype.itemsize
-        if size > self._room:
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
-        self._room -= size
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def _places(self, wanted: Sequence[tuple[list[int], torch.dtype]]) -> list[torch.Tensor]:
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in wanted]
+        on_gpu = fitting(sizes, self._room())
+        beyond = [size for size, fits in zip(sizes, on_gpu, strict=True) if not fits]
+        # Memory that was pinned once is torch's for good, and is taken again.
+        check_host(beyond, (psutil.virtual_memory().available + self._pinned_bytes) // self._sharers)
+        self._pinned_bytes = max(self._pinned_bytes, sum(map(pinned, beyond)))
+        with self._beside_the_model():
+            self._landing = torch.empty(max([*beyond, self._landing.nbytes]), dtype=torch.uint8, device=self.device)
+            return [
+                torch.empty(shape, dtype=dtype, device=self.device) if fits
+                else torch.empty(shape, dtype=dtype, pin_memory=True)
+                for (shape, dtype), fits in zip(wanted, on_gpu, strict=True)
+            ]  # fmt: skip
 
-    def _check(self, update: StagedUpdateInfo) -> None:
-        super()._check(update)
-        new = [
-            math.prod(shape) * getattr(torch, dtype).itemsize
-            for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True)
-            if name not in self._staged
-        ]
-        check_room(new, self._room, psutil.virtual_memory().available)
+    def _room(self) -> int:
+        """Bytes of the GPU that are neither used nor the server's by its own settings."""
+        torch.cuda.empty_cache()  # what torch holds for later looks used
+        free, total = torch.cuda.mem_get_info(self.device)
+        beyond = total * (1 - self.vllm_config.cache_config.gpu_memory_utilization)
+        return min(free, int(beyond)) - SPARE_BYTES
 
     def _receive_into(self, place: torch.Tensor, group: GlooGroup | NcclGroup) -> None:
-        on_gpu = place if place.is_cuda else torch.empty_like(place, device=self.device)
+        on_gpu = place if place.is_cuda else self._landing[: place.nbytes].view(place.dtype).view(place.shape)
         group.broadcast(on_gpu)
         if on_gpu is not place:
             place.copy_(on_gpu, non_blocking=True)

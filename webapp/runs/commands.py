@@ -48,17 +48,11 @@ def uses_adapter_sync(spec: RunSpec, device: Device) -> bool:
     return spec.lora.enabled and (spec.lora.push == "adapter" or (spec.lora.push == "auto" and adapters_pay))
 
 
-def transfer_backend(spec: RunSpec, device: Device, apart: bool, gpu_share: float) -> str:
-    """How full weights travel. NCCL refuses two processes on one GPU, so then they go through the host's memory.
-
-    Staged weights wait beside the model, which needs a GPU that is the server's alone; each GPU of a server that spans several
-    would hold all of them.
-    """
+def transfer_backend(spec: RunSpec, device: Device, apart: bool) -> str:
+    """How full weights travel. NCCL refuses two processes on one GPU, so then they go through the host's memory."""
     if device == "cpu" or not apart:
         return "gloo"
-    if spec.server.weight_transfer != "auto":
-        return spec.server.weight_transfer
-    return "nccl-staged" if spec.resources.rollout_gpus == 1 and gpu_share == 1.0 else "nccl"
+    return "nccl" if spec.server.weight_transfer == "auto" else spec.server.weight_transfer
 
 
 def serve_command(
@@ -79,7 +73,7 @@ def serve_command(
     # The model's own generation_config.json would otherwise change sampling behind the trainer's back.
     argv += ["--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log"]
-    argv += ["--weight-transfer-config", json.dumps({"backend": transfer_backend(spec, device, apart, gpu_share)})]
+    argv += ["--weight-transfer-config", json.dumps({"backend": transfer_backend(spec, device, apart)})]
     if spec.model.trust_remote_code:
         argv += ["--trust-remote-code"]
     if server.api_servers > 1:

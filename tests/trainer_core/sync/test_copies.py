@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.trainer_core.attention.models import make
 from trainer_core.sync.vllm_copies import NotLearnable, learn
-from trainer_core.sync.vllm_room import check_room
+from trainer_core.sync.vllm_room import check_host, fitting, pinned
 
 
 class Fused(nn.Module):
@@ -143,8 +143,14 @@ def test_copies_do_what_the_loaders_of_a_real_vllm_model_do(family: str, tmp_pat
     assert " copies of " in ended.stdout
 
 
-def test_weights_that_fit_nowhere_are_refused_before_any_is_received() -> None:
-    gib = 2**30
-    check_room([3 * gib, 2 * gib, gib], room=4 * gib, host_bytes=4 * gib)
-    with pytest.raises(ValueError, match=r"2\.0 GiB of the pushed weights .* the host has 3\.9 GiB left.*to nccl"):
-        check_room([3 * gib, 2 * gib, gib], room=4 * gib, host_bytes=int(3.9 * gib))
+def test_weights_wait_on_the_gpu_as_far_as_they_fit_beside_a_landing_place() -> None:
+    assert fitting([3, 2, 1], room=6) == [True, True, True]
+    assert fitting([3, 2, 1], room=5) == [False, True, False]
+    assert fitting([3, 2, 1], room=-7) == [False, False, False]
+    assert [pinned(size) for size in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 8]
+
+
+def test_weights_that_fit_nowhere_are_refused() -> None:
+    check_host([3 * 2**30, 2**20], available=9 * 2**30)
+    with pytest.raises(ValueError, match=r"4\.0 GiB are needed .* the host has 7\.9 GiB left for this server.*to nccl"):
+        check_host([3 * 2**30, 2**20], available=int(7.9 * 2**30))

@@ -2,16 +2,21 @@
 
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.trainer_core.sync.test_push import config_for, disturb, greedy, greedy_reference, load
 from tests.vllm_server import free_port
+from trainer_core.report import StepReport
+from trainer_core.rollout.messages import ServersReady, WeightsPushed
 from trainer_core.sync import ServerUnreachable, choose_sync
 from trainer_core.sync.server_api import ServerApi
 from trainer_core.sync.staged import GlooSync
 from trainer_core.sync.weights import ServedWeight, full_weights
+from trainer_core.weights import ServerLink
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -51,7 +56,20 @@ def test_kill_restart_reopen_push(server_to_kill):
     report = sync.push(model, 1)
     assert report.total_s < 20
     assert greedy(server, "policy") == greedy_reference(model)
-    sync.push(load(server.model_path), 2)  # others use this server, too
+
+    server.kill()  # and is back before the next push, which then meets a server that knows of no trainer
+    server.start_again()
+    config: Any = SimpleNamespace(server_urls=[server.url], vllm_server_timeout=60.0)
+    told: list[Any] = []
+    link = ServerLink(
+        config=config, sync=sync, model=model, version=lambda: 2, send=told.append, report=StepReport(torch.device("cpu")),
+        event=lambda *_, **__: None,
+    )  # fmt: skip
+    disturb(model)
+    link.push(lambda: True)
+    assert greedy(server, "policy") == greedy_reference(model)
+    assert told == [WeightsPushed(2, "policy"), ServersReady([server.url])]
+    sync.push(load(server.model_path), 3)  # others use this server, too
     sync.close()
 
 

@@ -11,15 +11,21 @@ import torch
 from trainer_core import weights
 from trainer_core.report import StepReport
 from trainer_core.rollout.messages import ServersAway, ServersReady, WeightsPushed
-from trainer_core.sync import PushReport, ServerUnreachable
+from trainer_core.sync import PushReport, ServerRefused, ServerUnreachable
 from trainer_core.sync.base import PHASES
 from trainer_core.weights import ServerLink
 
 A, B = "http://a", "http://b"
 
 
+REFUSED = "refused"
+
+
 class Sync:
-    """Raises what `troubles` holds, call after call of reopen and push; None passes. `away` are servers that do not answer."""
+    """Raises what `troubles` holds, call after call of reopen and push: a server that is gone, or REFUSED; None passes.
+
+    `away` are servers that do not answer.
+    """
 
     def __init__(self, *troubles: str | None) -> None:
         self.troubles = list(troubles)
@@ -28,6 +34,8 @@ class Sync:
 
     def _pass(self) -> None:
         if self.troubles and (url := self.troubles.pop(0)) is not None:
+            if url == REFUSED:
+                raise ServerRefused(A, f"the server at {A} refused POST /update_weights: no trainer is connected", 500)
             raise ServerUnreachable(url, f"the server at {url} cannot be reached")
 
     def reopen(self) -> list[str]:
@@ -129,6 +137,23 @@ def test_a_server_that_is_well_and_takes_no_weights_ends_the_run() -> None:
     with pytest.raises(ServerUnreachable, match="cannot be reached"):
         told.link.push(always)
     assert told.events == [("server_lost", A)]
+
+
+def test_a_server_that_restarted_since_the_last_push_is_connected_again() -> None:
+    sync = Sync(REFUSED)  # it answers, and knows of no trainer; the news of its return is not read yet
+    told = Told(sync, A)
+    told.link.push(always)
+    assert sync.pushed == [7]
+    assert told.sent == [WeightsPushed(7, "v7"), ServersReady([A])]
+    told.link.server_back(A, always)
+    assert told.events == [("server_back", A)]
+
+
+def test_weights_that_are_refused_again_and_again_end_the_run() -> None:
+    told = Told(Sync(*[REFUSED, None] * 9), A)
+    with pytest.raises(ServerRefused, match="no trainer is connected"):
+        told.link.push(always)
+    assert told.sent == []
 
 
 def test_the_wait_has_an_end() -> None:
