@@ -129,7 +129,7 @@ METRICS: tuple[Metric, ...] = (
         perf/weight_sync_barrier_s | s | sum | Waiting for the other trainer ranks at the end of the step, before a push.
         perf/weight_sync_transfer_s | s | sum | Transferring weights.
         perf/weight_sync_announce_s | s | sum | Telling the server which weights come.
-        perf/weight_sync_stop_s | s | sum | Waiting until the server's generation stands still for a push.
+        perf/weight_sync_stop_s | s | sum | Waiting until generation stands still for a push; nccl only.
         perf/weight_sync_apply_s | s | sum | Putting the sent weights in place, and clearing the prefix cache.
         perf/weight_sync_resume_s | s | sum | Letting the server go on after a push.
         perf/checkpoint_s | s | sum | Writing a checkpoint.
