@@ -47,7 +47,9 @@ class AsyncGRPOConfig(TrainingArguments):
     trust_remote_code: bool = _option(False, "Allow model code from the hub.")
     router_aux_loss_coef: float | None = _option(None, "MoE load-balancing loss; None: the model's value, 0: off.")
 
-    attention_backend: str | None = _option(None, "Name of an attention backend; None: the fastest that there is.")
+    attention_backend: str | None = _option(
+        None, "Name of an attention backend; None: FlashAttention-4 if it is there, or else the best that is."
+    )
     compile_layers: bool = _option(False, "Compile the decoder layers: faster steps after a first slow one.")
 
     # Generation

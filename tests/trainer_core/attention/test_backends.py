@@ -49,13 +49,15 @@ def forget() -> None:
 @pytest.mark.parametrize(
     ("hardware", "loadable", "dtype", "softcap", "expected"),
     [
-        (HOPPER, ("fa3-hub", "fa4", "varlen"), torch.bfloat16, False, "fa3-hub"),
+        (HOPPER, ("fa3-hub", "fa4", "varlen"), torch.bfloat16, False, "fa4"),
+        (HOPPER, ("fa3-hub", "varlen"), torch.bfloat16, False, "fa3-hub"),
         (HOPPER, ("fa4", "varlen"), torch.bfloat16, False, "fa4"),
         (HOPPER, ("varlen",), torch.float16, False, "varlen"),
         (HOPPER, ("varlen",), torch.bfloat16, True, "flex"),
         (HOPPER, ("fa4", "varlen"), torch.bfloat16, True, "fa4"),
         (HOPPER, ("fa3-hub", "fa4", "varlen"), torch.float32, False, "sdpa"),
-        (BLACKWELL, ("fa4-hub", "fa4", "varlen"), torch.bfloat16, False, "fa4-hub"),
+        (BLACKWELL, ("fa4-hub", "fa4", "varlen"), torch.bfloat16, False, "fa4"),
+        (BLACKWELL, ("fa4-hub", "varlen"), torch.bfloat16, False, "fa4-hub"),
         (AMPERE, ("fa3-hub", "fa4-hub", "varlen"), torch.bfloat16, False, "varlen"),
         (TURING, ("varlen",), torch.float16, False, "sdpa"),
         (AMD, ("varlen",), torch.bfloat16, False, "varlen"),
@@ -74,7 +76,7 @@ def test_refusals(on: Any) -> None:
     with pytest.raises(ValueError, match="'fa4' cannot be loaded: not installed"):
         choose_backend(CPU, torch.bfloat16, override="fa4")
     with pytest.raises(
-        NotImplementedError, match="'varlen' on NVIDIA H200 has no softcap; allowed for this model are fa3-hub"
+        NotImplementedError, match="'varlen' on NVIDIA H200 has no softcap; allowed for this model are fa4, fa3-hub"
     ):
         choose_backend(CPU, torch.bfloat16, softcap=True, override="varlen")
     with pytest.raises(ValueError, match=r"'varlen' computes in 16 bits, not torch.float32; use flex or sdpa"):
