@@ -2,13 +2,14 @@
 
 Every run is stored, queued, claimed with leases and supervised as the studio does it, only without web server and Celery:
 this program asks workers.claiming itself, as the task does. All phases share the GPUs through slots. At the same time the
-vLLM server for timing weight pushes starts; the pushes are timed when the runs are over. docs/performance.md has results.
+vLLM server for timing weight pushes starts; the pushes are timed when the runs are over. docs/gpu-runs.md has results.
 
-    python -m bench.gpu_e2e --out FOLDER                    a host with two GPUs; 500 s
-    python -m bench.gpu_e2e --out FOLDER --phases adapter,shared,push                  one GPU is enough for these
-    python -m bench.gpu_e2e --out FOLDER --cpu --model DIR  the same program without a GPU, for a tiny model
+    python -m bench.gpu_e2e                                    a host with two GPUs
+    python -m bench.gpu_e2e --phases adapter,shared,push       one GPU is enough for these
+    python -m bench.gpu_e2e --cpu --model DIR                  the same program without a GPU, for a tiny model
 
-Writes results.json (every few seconds), summary.txt and logs.tar.xz. What is not over `--seconds` after the start is stopped.
+Writes results.json (every few seconds), summary.txt and logs.tar.xz into `--out`. What is not over `--seconds` (390) after the
+start is stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -26,6 +28,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+OUT = ROOT / "var" / "bench" / "gpu_e2e"
+SECONDS = 390.0
 HOST = "gpu-e2e"
 SLOTS = 8
 LEAVING_S, REAP_S = 4.0, 5.0
@@ -42,7 +47,12 @@ ENVIRONMENT = {
 
 def main() -> int:
     arguments = _arguments()
+    if not arguments.cpu and not _has_gpu():
+        print("bench/gpu_e2e.py needs a CUDA device, or --cpu and a tiny --model; there is none")
+        return 0
     out, begin = arguments.out, time.time()
+    if out == OUT and arguments.home is None:  # runs of an earlier time would be in the way
+        shutil.rmtree(out / "home", ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     home = (arguments.home or out / "home").resolve()
     os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
@@ -274,6 +284,12 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _set_up(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     import django
@@ -286,9 +302,9 @@ def _set_up(home: Path) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of results")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of results; default: var/bench/gpu_e2e")
     parser.add_argument("--home", type=Path, help="folder of database and runs; default: OUT/home")
-    parser.add_argument("--seconds", type=float, default=390.0, help="when everything is over")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="when everything is over; default: 390")
     parser.add_argument("--phases", help="names separated by commas; default: all")
     parser.add_argument(
         "--model", help="folder of the model; default: the built-in one, which OFFBEAT_MODELS must hold"
