@@ -9,7 +9,7 @@ from trainer_core.spec.exporters import EXPORTERS, ExporterSpec
 from trainer_core.spec.inputs import DataSpec, ModelSpec, RewardSpec
 from trainer_core.spec.outcome import CheckpointSpec, EvaluationSpec
 from trainer_core.spec.rollouts import AgentSpec, RolloutSpec
-from trainer_core.spec.run import SECRET_NAME, RunSpec
+from trainer_core.spec.run import SECRET_NAME, SECRET_NAME_ALLOWED, RunSpec
 from trainer_core.spec.section import ADVANCED, Dtype, Section
 from trainer_core.spec.serving import ResourceSpec, ServerSpec
 from trainer_core.spec.training import LORA_RANKS, AttentionBackend, LoraSpec, LossType, TrainingSpec
@@ -19,6 +19,7 @@ __all__ = [
     "EXPORTERS",
     "LORA_RANKS",
     "SECRET_NAME",
+    "SECRET_NAME_ALLOWED",
     "AgentSpec",
     "AttentionBackend",
     "CheckpointSpec",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import Field, field_validator
 
 from trainer_core.spec.section import ADVANCED, Section
@@ -22,7 +24,7 @@ class ExporterSpec(Section):
         description="Project of wandb and trackio, experiment of MLflow. The run's name becomes the name there.",
     )  # fmt: skip
     mlflow_url: str = Field(
-        "", title="MLflow server", pattern=r"^(https?://\S+)?$", json_schema_extra=ADVANCED,
+        "", title="MLflow server", json_schema_extra=ADVANCED,
         description="http(s)://...; empty: MLFLOW_TRACKING_URI of the training host, or else a file in the run's folder.",
     )  # fmt: skip
 
@@ -33,3 +35,10 @@ class ExporterSpec(Section):
             if name not in EXPORTERS:
                 raise ValueError(f"{name[:80]!r} is no exporter; there are {', '.join(EXPORTERS)}")
         return list(dict.fromkeys(names))
+
+    @field_validator("mlflow_url")
+    @classmethod
+    def _reachable(cls, url: str) -> str:
+        if url and not re.fullmatch(r"https?://\S+", url):
+            raise ValueError(f"found {url[:80]!r}; http://... or https://... is needed, or nothing")
+        return url

@@ -21,6 +21,11 @@ SECRET_NAME = (
     r"_(?:KEY|TOKEN|SECRET|PASSWORD|ID|USER|USERNAME|CREDENTIALS)"
 )
 """Environment variables that a run may ask for: by their ends, so that none can be one that steers a program."""
+SECRET_NAME_ALLOWED = (
+    "capitals, digits and underscores are allowed, with _KEY, _TOKEN, _SECRET, _PASSWORD, _ID, _USER, _USERNAME or "
+    "_CREDENTIALS at the end, and none of OFFBEAT_, VLLM_, DJANGO_, CELERY_, NCCL_ and CUDA_ in front"
+)
+"""SECRET_NAME in words, for whoever is refused."""
 
 
 class RunSpec(Section):
@@ -59,7 +64,7 @@ class RunSpec(Section):
     def _secret_names(cls, names: list[str]) -> list[str]:
         for name in names:
             if not re.fullmatch(SECRET_NAME, name):
-                raise ValueError(f"{name[:80]!r} is no name of a secret; one is like HF_TOKEN or WANDB_API_KEY")
+                raise ValueError(f"found the name {name[:80]!r}; {SECRET_NAME_ALLOWED}")
         return list(dict.fromkeys(names))
 
     @field_validator("name", "notes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django.db import transaction
 from django.db.models import Q
 
-from trainer_core.spec import SECRET_NAME
+from trainer_core.spec import SECRET_NAME, SECRET_NAME_ALLOWED
 from webapp.accounts.models import User
 from webapp.audit import log
 from webapp.secrets import crypto
@@ -34,11 +34,7 @@ class Missing(Exception):
 def store(owner: User, name: str, value: str, *, shared: bool = False) -> Secret:
     """Store a new secret, or another value of an old one. Raises Invalid."""
     if not re.fullmatch(SECRET_NAME, name) or len(name) > 80:
-        raise Invalid(
-            f"Found the name {name[:80]!r}; capitals, digits and underscores are allowed, with _KEY, _TOKEN, _SECRET, "
-            "_PASSWORD, _ID, _USER, _USERNAME or _CREDENTIALS at the end, and none of OFFBEAT_, VLLM_, DJANGO_, CELERY_, "
-            "NCCL_ and CUDA_ in front."
-        )
+        raise Invalid(f"Found the name {name[:80]!r}; {SECRET_NAME_ALLOWED}.")
     if not LEAST <= len(value) <= MOST:
         raise Invalid(f"The value has {len(value)} characters; {LEAST} to {MOST:,} are allowed.")
     if not value.isprintable() or value != value.strip():

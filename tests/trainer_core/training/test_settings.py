@@ -91,7 +91,10 @@ def test_the_attention_backends_are_those_there_are() -> None:
     ({"data": {"source": "rows.jsonl", "streaming": True}, "training": {"max_epochs": 1}}, "how many rows it has"),
     ({"evaluation": {"at_start": True}}, "evaluation.at_start is on, but nothing is evaluated"),
     ({"exporters": {"targets": ["neptune"]}}, "'neptune' is no exporter; there are tensorboard, wandb, trackio, mlflow"),
-    ({"exporters": {"mlflow_url": "file:///etc"}}, "mlflow_url"),
+    ({"exporters": {"mlflow_url": "file:///etc"}}, "found 'file:///etc'; http://... or https://... is needed, or nothing"),
+    ({"exporters": {"mlflow_url": "http://a b"}}, "found 'http://a b'; http://... or https://... is needed"),
+    ({"secrets": ["hf_token"]}, "found the name 'hf_token'; capitals, digits and underscores are allowed, with _KEY, _TOKEN"),
+    ({"secrets": ["VLLM_API_KEY"]}, "and none of OFFBEAT_, VLLM_, DJANGO_, CELERY_, NCCL_ and CUDA_ in front"),
 ])  # fmt: skip
 def test_what_does_not_go_together_is_said(sections: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError) as caught:

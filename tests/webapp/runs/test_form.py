@@ -88,6 +88,7 @@ def test_settings_on_which_others_depend_exist() -> None:
     ("rollout.top_p", "2", "Found '2'; at most 1 is allowed."),
     ("rollout.temperature", "nan", ""),
     ("training.loss_type", "ppo", "Found 'ppo'; allowed are 'dapo', 'grpo'"),
+    ("exporters.mlflow_url", "file:///etc", "Found 'file:///etc'; http://... or https://... is needed, or nothing."),
     ("name", "", "This is empty; a value is needed."),
     ("data.options", "{a: ", "Not valid YAML"),
     ("data.options", "[1]", "Found [1]; a mapping of names to values is needed."),
