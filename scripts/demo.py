@@ -41,7 +41,9 @@ class Failed(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--seed", type=int, help="seed of data and sampling (default: the sample's own)")
+    parser.add_argument(
+        "--seed", type=int, help="seed of the data and of the new adapter's weights (default: the sample's own)"
+    )
     parser.add_argument("--steps", type=int, help="optimizer steps (default: the sample's own)")
     parser.add_argument("--keep", type=Path, help="folder for the adapter and curve.json")
     arguments = parser.parse_args()

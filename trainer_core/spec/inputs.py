@@ -106,6 +106,6 @@ class RewardSpec(Section):
         description="Name of a built-in reward, or of a reward function written in the studio.",
     )
     version: int | None = Field(
-        None, ge=1, title="Version", description="Version of a studio function; empty for a built-in."
+        None, ge=1, title="Version", description="Version of a studio function; empty: the newest, or a built-in."
     )
     weight: float = Field(1.0, title="Weight", allow_inf_nan=False, description="Factor of this reward in the sum.")

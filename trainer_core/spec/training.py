@@ -86,7 +86,8 @@ class TrainingSpec(Section):
     )  # fmt: skip
     attention_backend: AttentionBackend = Field(
         "auto", title="Attention backend", json_schema_extra=ADVANCED,
-        description="auto takes the fastest that GPU and precision have; the run's events name it.",
+        description="auto takes FlashAttention-4 if it is installed and the GPU can run it, or else the best that there "
+        "is; the run's events name it.",
     )  # fmt: skip
     compile_layers: bool = Field(
         False, title="Compile layers", json_schema_extra=ADVANCED,
@@ -95,7 +96,10 @@ class TrainingSpec(Section):
     weight_sync_steps: int = Field(
         1, ge=1, title="Steps between weight pushes", description="1 keeps the server as fresh as possible."
     )
-    seed: int = Field(42, ge=0, title="Seed", description="Seed of initialisation and sampling.")
+    seed: int = Field(
+        42, ge=0, title="Seed",
+        description="Seed of a new adapter's weights and of dropout. Prompts have the data seed; sampling is not seeded.",
+    )  # fmt: skip
 
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
