@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 FLUSH_S = 1.0
 SERVER_POLL_S = 2.0
+FIRST_S = 0.2
+"""The first report and the second poll come early, so that a run of a second has values too."""
 MAX_DISTINCT_EVENTS = 100
 TOTALS = (
     "rollout/vllm_retry_total",
@@ -94,6 +96,7 @@ class Monitor:
         """Tick: watch the event loop's lag, measure what holds generation back, send everything once a second."""
         loop = self._loop
         last = flushed = time.perf_counter()
+        window = FIRST_S
         busy = queued = held = lag = 0.0
         while True:
             await asyncio.sleep(TICK_S)
@@ -105,9 +108,9 @@ class Monitor:
             # Held back by the trainer: nothing is being generated, and the queue or the staleness bound is the reason.
             if loop.scoring.held or (loop.held_by_staleness and not loop.slots.in_flight):
                 held += elapsed
-            if now - flushed < FLUSH_S:
+            if now - flushed < window:
                 continue
-            span, flushed = now - flushed, now
+            span, flushed, window = now - flushed, now, FLUSH_S
             self.metrics.add("rollout/concurrency", busy / span)
             self.metrics.add("rollout/concurrency_cap", float(loop.slots.cap))
             self.metrics.add("rollout/generated_tok_s", self._generated / span)
@@ -125,6 +128,7 @@ class Monitor:
         """Poll /metrics and let the cap of rollouts in flight follow it."""
         loop = self._loop
         before: list[ServerMetrics] = []
+        pause = FIRST_S
         while True:
             asked = time.perf_counter()
             if servers := await loop.client.poll_metrics():
@@ -132,7 +136,8 @@ class Monitor:
                 before = servers
                 loop.slots.set_cap(loop.controller.observe(self._sample(servers, time.perf_counter() - asked)))
                 loop.wake()
-            await asyncio.sleep(SERVER_POLL_S)
+            await asyncio.sleep(pause)
+            pause = SERVER_POLL_S
 
     def _sample(self, servers: list[ServerMetrics], age_s: float) -> ServerSample:
         return ServerSample(
