@@ -38,4 +38,4 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --extra test --no-emit-index-url --n
 lock: setup
 	$(BIN)/pip install -q uv
 	$(LOCK) --extra cpu --python-version 3.11 -c packaging/torch-cpu.txt --no-emit-package torch -o requirements-cpu.txt
-	$(LOCK) --extra gpu --python-version 3.12 -o requirements.txt
+	$(LOCK) --extra gpu --python-version 3.12 -c packaging/gpu.txt -o requirements.txt
