@@ -68,11 +68,16 @@ def _is_second() -> bool:
     return False
 
 
+LEAVING = threading.Event()
+"""Set when this trainer has told the ranks of other hosts to go."""
+
+
 def trainer(run_dir: Path, attempt_dir: Path, behaviour: str, port: str = "0", hosts: str = "1") -> None:
     from trainer_core.spool import SPOOL_FILE, Spool
 
     others = meet(int(port), int(hosts) - 1, Spool(attempt_dir / SPOOL_FILE)) if hosts != "1" else []
     train(run_dir, attempt_dir, behaviour)
+    LEAVING.set()
     for other in others:
         other.sendall(b"bye")
 
@@ -82,6 +87,8 @@ def meet(port: int, count: int, spool: Any) -> list[socket.socket]:
 
     def watch(connection: socket.socket) -> None:
         connection.recv(1)
+        if LEAVING.is_set():
+            return
         spool.event(0, "error", "failed", "Trainer rank 1 ended without a word.", kind="RankLost")
         os._exit(1)
 

@@ -13,6 +13,7 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ from workers.serving import Command
 
 logger = logging.getLogger("workers.followers.supervisor")
 TERM_GRACE_S = 10.0
+LAST_RANKS_S = 10.0
+"""How long ranks here may still take to end when the run is completed."""
 LEAD_ENDED = "Trainer rank 0 on host "
 """What a rank of another host writes when it ends because the first one did, which has told why."""
 SHUTDOWN_GRACE_S = 45.0
@@ -104,6 +107,10 @@ class FollowerSupervisor(Supervising[Follower]):
         """Ends with the attempt. SIGTERM has the run save and stop; a second one, or too long a save, does not wait."""
         row = self.attempt.run.attempts.order_by("-number").values_list("pk", "state").first()
         if row is None or row[0] != self.attempt.pk or row[1] not in (*ACTIVE, State.LOST):
+            if self.trainer is not None and row == (self.attempt.pk, State.COMPLETED):
+                with suppress(subprocess.TimeoutExpired):  # they are about to end too, and how is worth knowing
+                    self.trainer.wait(LAST_RANKS_S)
+                    return
             raise Ended(Outcome(State.STOPPED, "The run ended."))
         if self.terminated and self._ends_at == float("inf"):
             self._ends_at = time.monotonic() + SHUTDOWN_GRACE_S

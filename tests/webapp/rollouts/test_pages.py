@@ -235,4 +235,4 @@ def test_tens_of_thousands_of_rollouts_stay_fast(as_ada: Client, run: Run, djang
         begun = time.process_time()
         with django_assert_max_num_queries(20):
             page_of(as_ada, run, rest, **query)
-        assert time.process_time() - begun < 0.6, (rest, query)
+        assert time.process_time() - begun < 3, (rest, query)  # to read all rows takes ten times that
