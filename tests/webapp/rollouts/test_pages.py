@@ -232,7 +232,10 @@ def test_tens_of_thousands_of_rollouts_stay_fast(as_ada: Client, run: Run, djang
     )  # fmt: skip
     for rest, query in (("", {}), ("", {"search": "absent"}), ("", {"min_reward": "0.8"}), ("prompts/", {})):
         page_of(as_ada, run, rest, **query)  # what is loaded once
-        begun = time.process_time()
-        with django_assert_max_num_queries(20):
-            page_of(as_ada, run, rest, **query)
-        assert time.process_time() - begun < 3, (rest, query)  # to read all rows takes ten times that
+        took = []
+        for _ in range(3):  # other processes on the same core make single readings longer
+            begun = time.process_time()
+            with django_assert_max_num_queries(20):
+                page_of(as_ada, run, rest, **query)
+            took.append(time.process_time() - begun)
+        assert min(took) < 0.6, (rest, query)
